@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: one frozen value, read once from `OTEL_SFTRACE_*` variables and keywords.
+
+Decision: a keyword that is wrong raises, since a programmer is there to read it; a variable that is wrong also raises
+here, and the caller that runs inside somebody's production (distro, exporter) turns that into one log line and records
+nothing. Rejected: guessing a near value, because a recorder that records less than asked, silently, is found out when
+the recording is needed.
+
+Source: `design.md`, "Names that users type".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sftrace_otel.errors import SettingsError
+
+__all__ = ["PREFIX", "Settings"]
+
+PREFIX = "OTEL_SFTRACE_"
+_log = logging.getLogger("sftrace_otel")
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off", ""})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What to record and where. Each field is also the variable `OTEL_SFTRACE_<NAME IN UPPER CASE>`.
+
+    `dir`: folder for bundles. `agent`: name of the agent, None: from the resource or the script. `formats`: `sftrace`,
+    `flight` or both. `scope`: what makes a run (`auto`, `process`, `trace`). `capture`: `full`, `metadata` (no payloads)
+    or `off`. `content`: `reference` keeps payloads off spans, `span` also puts the redacted payload there. `fsync`:
+    `never`, `close` or `event`. `max_payload_bytes`: longer payloads are cut and marked. `redaction`: a TOML file with
+    rules of one's own. `tools`: `module:callable` patterns traced on import. `quiet`: no lines on stderr. `replay`: a
+    bundle to answer from instead of recording. `replay_order`: `causal`, `strict` or `any`. `replay_allow`: `host:port`
+    pairs that may be connected to under replay. `replay_report`: file for the report. `parent`: run id of the process
+    that started this one.
+    """
+
+    dir: Path = Path("sftraces")
+    agent: str | None = None
+    formats: tuple[str, ...] = ("sftrace",)
+    scope: str = "auto"
+    capture: str = "full"
+    content: str = "reference"
+    fsync: str = "close"
+    max_payload_bytes: int = 16 * 1024 * 1024
+    redaction: Path | None = None
+    tools: tuple[str, ...] = ()
+    quiet: bool = False
+    replay: str | None = None
+    replay_mode: str = "frozen"
+    replay_order: str = "causal"
+    replay_allow: tuple[str, ...] = ()
+    replay_report: Path | None = None
+    parent: str | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], **keywords: Any) -> Settings:
+        """Read the variables in `environ`, then let `keywords` (field names; None means unset) win.
+
+        Raises SettingsError that names the variable or keyword. An unknown `OTEL_SFTRACE_*` variable is logged once
+        per call and ignored.
+        """
+        values: dict[str, Any] = {}
+        for name, text in environ.items():
+            if not name.startswith(PREFIX):
+                continue
+            field = name[len(PREFIX) :].lower()
+            if field not in _READERS:
+                _log.warning("%s is not a setting of this version and has no effect", name)
+            elif text.strip():
+                values[field] = _read(field, text.strip(), name)
+        for field, value in keywords.items():
+            if field not in _READERS:
+                raise SettingsError(f"there is no setting {field!r}; settings are {', '.join(_READERS)}")
+            if value is not None:
+                values[field] = _read(field, value, field)
+        return cls(**values)
+
+    def public(self) -> dict[str, object]:
+        """The settings as JSON values for a bundle's `run.json`; paths as they were given."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _read(field: str, value: object, where: str) -> object:
+    try:
+        return _READERS[field](value)
+    except (TypeError, ValueError) as fault:
+        raise SettingsError(f"{where}={value!r}: {fault}") from None
+
+
+def _one_of(*choices: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        text = str(value).strip().lower()
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def _list(value: object) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)):
+        raise TypeError("must be a list or text with commas")
+    return tuple(part for part in (str(item).strip() for item in parts) if part)
+
+
+def _formats(value: object) -> tuple[str, ...]:
+    names = _list(value)
+    if not names or not set(names) <= {"sftrace", "flight"}:
+        raise ValueError("must be sftrace, flight, or sftrace,flight")
+    return names
+
+
+def _boolean(value: object) -> bool:
+    text = str(value).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("must be true or false")
+
+
+def _positive(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError("must be a whole number")
+    number = int(value)
+    if number <= 0:
+        raise ValueError("must be above 0")
+    return number
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise TypeError("must be a path")
+    return Path(value).expanduser()
+
+
+def _text(value: object) -> str:
+    text = str(value).strip()
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+_READERS: dict[str, Callable[[object], object]] = {
+    "dir": _path,
+    "agent": _text,
+    "formats": _formats,
+    "scope": _one_of("auto", "process", "trace"),
+    "capture": _one_of("full", "metadata", "off"),
+    "content": _one_of("reference", "span"),
+    "fsync": _one_of("close", "never", "event"),
+    "max_payload_bytes": _positive,
+    "redaction": _path,
+    "tools": _list,
+    "quiet": _boolean,
+    "replay": _text,
+    "replay_mode": _one_of("frozen"),
+    "replay_order": _one_of("causal", "strict", "any"),
+    "replay_allow": _list,
+    "replay_report": _path,
+    "parent": _text,
+}
