@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures shared by all rooms: an environment without the developer's own settings, and a loopback OpenAI server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    """A helper module by its path: with `--import-mode=importlib` nothing of `tests/` is importable by name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+servers = _load("openai_server", ROOT / "tests" / "servers" / "openai_server.py")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the developer's shell must not decide a test."""
+    for name in list(os.environ):
+        if name.startswith(("OTEL_", "OPENAI_", "TRACELOOP_", "LANGFUSE_", "PHOENIX_", "LOGFIRE_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def root() -> Path:
+    """The project's folder."""
+    return ROOT
+
+
+@pytest.fixture
+def openai_server() -> Iterator[Any]:
+    """A running `OpenAIServer` (tests/servers/openai_server.py); its module is `sys.modules["openai_server"]`."""
+    with servers.OpenAIServer() as server:
+        yield server
