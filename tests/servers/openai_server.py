@@ -42,8 +42,8 @@ class Received:
 class Fault:
     """What the next request gets instead of its answer.
 
-    `status` alone is an HTTP error with OpenAI's error body; `cut_after` lets that many stream chunks out and then drops
-    the connection; `drop` closes the connection before any byte.
+    `status` alone is an HTTP error with OpenAI's error body; `cut_after` lets that many stream chunks out and then
+    drops the connection; `drop` closes the connection before any byte.
     """
 
     status: int = 200
