@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole path in one go: record the quickstart agent, check, look, replay with the server stopped, fork.
 
-Each command is printed before it runs, as one would type it in the activated environment. Nothing is set for sftrace; the
-agent finds its model by the ordinary OPENAI_BASE_URL. The bundle stays in ./sftraces, the fork in ./.demo.
+Each command is printed before it runs, as one would type it in the activated environment. Nothing is set for sftrace;
+the agent finds its model by the ordinary OPENAI_BASE_URL. The bundle stays in ./sftraces, the fork in ./.demo.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> int:
         )
         run("python -m sftrace_otel validate --verify-integrity .demo/forked.sftrace", environment)
     except subprocess.CalledProcessError as error:
-        say(f"\nthe command failed with exit code {error.returncode}: {error.cmd}")
+        say(f"\nthe command failed with exit code {error.returncode}: {shlex.join(error.cmd)}")
         return int(error.returncode)
     say(f"\nThe bundle is {bundle}; the fork is .demo/forked.sftrace.")
     return 0
