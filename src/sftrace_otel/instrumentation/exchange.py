@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One HTTP exchange, from the request to the end of the answer's body: the same for every client, sync and async.
+
+Decision: bodies are teed as they are read; what was seen is put together once, when the body ends, however it ends. The
+client's own types go through untouched. An exchange below an SDK's LLM call is an attempt of that call; any other is a
+call of its own. Rejected: reading the body ahead to have it whole (it kills streaming), and one record per chunk (the
+body of a run that died mid-stream is not worth a write per token).
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.recorder import Call, Recorder, current_scope
+
+if TYPE_CHECKING:
+    from sftrace_otel.instrumentation.llm import LlmCall
+
+__all__ = ["Exchange", "Head", "answer_payload", "body_value", "call_name", "current_llm", "request_payload"]
+
+current_llm: ContextVar[LlmCall | None] = ContextVar("sftrace_llm", default=None)
+"""The SDK's LLM call whose attempts are being made here."""
+
+Pairs = list[list[str]]
+
+
+class Head:
+    """What is known of a request before it is sent: method, URL, headers as [lower-case name, value] pairs."""
+
+    __slots__ = ("headers", "method", "module", "url")
+
+    def __init__(self, module: str, method: str, url: str, headers: Pairs) -> None:
+        self.module = module
+        self.method = method
+        self.url = url
+        self.headers = headers
+
+    def media(self) -> str:
+        return header(self.headers, "content-type")
+
+
+def header(pairs: Iterable[Sequence[str]], name: str) -> str:
+    """The first value of a header, lower-case name, or nothing."""
+    return next((value for key, value in pairs if key == name), "")
+
+
+def call_name(head: Head, policy: RedactionPolicy) -> str:
+    """`http METHOD scheme://host[:port]/path`, without query and userinfo (design, "From calls and spans to events")."""
+    scheme, _, rest = policy.redact_url(head.url).partition("://")
+    authority, slash, path = rest.partition("#")[0].partition("?")[0].partition("/")
+    return f"http {head.method} {scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def body_value(data: bytes | None, media: str) -> object:
+    """A body as a value: JSON if it parses, else text, else `{"base64": …}`."""
+    if not data:
+        return None
+    if not media.startswith("text/event-stream"):
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode("ascii")}
+
+
+def request_payload(head: Head, body: bytes | None) -> dict[str, object]:
+    """The input of an HTTP call."""
+    return {
+        "method": head.method,
+        "url": head.url,
+        "headers": head.headers,
+        "body": body_value(body, head.media()),
+    }
+
+
+def answer_payload(status: int, headers: Pairs, body: bytes | None) -> dict[str, object]:
+    """The output of an HTTP call."""
+    return {"status_code": status, "headers": headers, "body": body_value(body, header(headers, "content-type"))}
+
+
+class Exchange:
+    """Records one attempt. Its methods never raise; `finish` counts once."""
+
+    __slots__ = (
+        "_around", "_chunks", "_done", "_first", "_raw", "_started", "_status", "call", "decoder", "head", "headers", "llm",
+        "reason", "recorder", "sent", "version",
+    )  # fmt: skip
+
+    def __init__(self, recorder: Recorder, head: Head, llm: LlmCall | None) -> None:
+        self.recorder = recorder
+        self.head = head
+        self.llm = llm
+        self.call: Call | None = None
+        self.sent: list[bytes] | bytes | None = None
+        self.headers: Pairs = []
+        self.reason = ""
+        self.version = ""
+        self.decoder: Callable[[str, list[bytes]], list[bytes] | None] = _no_decoder
+        self._status: int | None = None
+        self._raw: list[bytes] = []
+        self._chunks: list[int] = []
+        self._around = 0
+        self._started = recorder.ticks()
+        self._first = 0
+        self._done = False
+
+    def begin(self, body: bytes | None, span: tuple[int, int] | None, http_span: int) -> None:
+        """The request is about to be sent with `body` (None: it streams and is known later)."""
+        try:
+            self._begin(body, span, http_span)
+        except Exception as error:
+            self.recorder.fault("recording a request", error)
+
+    def _begin(self, body: bytes | None, span: tuple[int, int] | None, http_span: int) -> None:
+        self.sent = body
+        self._around = span[1] if span else 0
+        if self.llm is not None:
+            self.call = self.llm.attempt(self.head, body)
+            if self.call is not None and http_span:
+                self.recorder.fold(http_span)
+            return
+        scope = current_scope()
+        prepared = self.recorder.prepare(request_payload(self.head, body))
+        self.call = self.recorder.begin(
+            "http",
+            call_name(self.head, self.recorder.policy),
+            prepared,
+            scope=scope,
+            lineage=scope.place(),
+            span=span,
+        )
+        if self.call is not None:
+            self.recorder.refer(http_span, self.call)
+
+    def late_span(self, span_id: int) -> None:
+        """The request went out under `span_id`: the span of an HTTP instrumentation that sits below this boundary."""
+        if self.call is None or span_id in (0, self._around):
+            return
+        if self.llm is not None:
+            self.recorder.fold(span_id)
+        else:
+            self.recorder.refer(span_id, self.call)
+
+    def sending(self, chunk: bytes) -> None:
+        """A part of a streamed request body went out."""
+        if not isinstance(self.sent, list):
+            self.sent = []
+        self.sent.append(chunk)
+
+    def answered(self, status: int, reason: str, version: str, headers: Pairs) -> None:
+        """The head of the answer arrived."""
+        self._status = status
+        self.reason = reason
+        self.version = version
+        self.headers = headers
+
+    def chunk(self, data: bytes) -> None:
+        """A part of the answer's body was read by the program."""
+        self._raw.append(data)
+        self._chunks.append(self.recorder.ticks())
+
+    def failed(self, error: BaseException) -> None:
+        """The transport raised before there was an answer."""
+        self.finish("cancelled" if type(error).__name__ == "CancelledError" else "failed", error)
+
+    def finish(self, end: str, error: BaseException | None = None) -> None:
+        """The exchange is over: `finished`, `failed`, `closed`, `abandoned` or `cancelled`. Only the first call counts."""
+        if self._done:
+            return
+        self._done = True
+        try:
+            self._finish(end, error)
+        except Exception as fault:
+            self.recorder.fault("recording an answer", fault)
+
+    def _finish(self, end: str, error: BaseException | None) -> None:
+        body, chunks, removed = self._decoded()
+        if end in ("closed", "abandoned") and self._whole(body):
+            end = "finished"
+        sent = b"".join(self.sent) if isinstance(self.sent, list) else self.sent
+        if self.call is not None:
+            self.recorder.wire(
+                self.call,
+                self._row(end, error, chunks, removed),
+                sent,
+                body if self._status is not None else None,
+                header(self.headers, "content-type") or None,
+            )
+        if self.llm is not None:
+            self.llm.exchange_done(self._status, self.headers, body, end, error, self._first_chunk())
+        elif self._status is None:
+            if error is not None:
+                self.recorder.fail(self.call, error, end=end)
+        else:
+            payload = self.recorder.prepare(answer_payload(self._status, self.headers, body))
+            described = self.recorder.describe_error(error) if error is not None else None
+            status = "error" if described else "ok"
+            self.recorder.end(self.call, payload, end=end, status=status, error=described)
+
+    def _first_chunk(self) -> float | None:
+        return (self._chunks[0] - self._started) / 1e9 if self._chunks else None
+
+    def _whole(self, body: bytes) -> bool:
+        length = header(self.headers, "content-length")
+        if length.isdigit():
+            return sum(map(len, self._raw)) == int(length)
+        if header(self.headers, "content-type").startswith("text/event-stream"):
+            return wire.complete_stream(body)
+        return self._status in (204, 304) or self.head.method == "HEAD"
+
+    def _decoded(self) -> tuple[bytes, list[list[int]], str | None]:
+        """The body without its content-encoding, its chunks as [size, ns since the request], the encoding removed."""
+        encoding = header(self.headers, "content-encoding").strip().lower()
+        parts: list[bytes] | None = self._raw
+        removed = None
+        if encoding and encoding != "identity" and self._raw:
+            parts = self.decoder(encoding, self._raw)
+            if parts is None:
+                parts = self._raw
+            else:
+                removed = encoding
+        chunks = [[len(part), at - self._started] for part, at in zip(parts, self._chunks, strict=False) if part]
+        return b"".join(parts), chunks, removed
+
+    def _row(
+        self, end: str, error: BaseException | None, chunks: list[list[int]], removed: str | None
+    ) -> dict[str, object]:
+        policy = self.recorder.policy
+        run = self.call.run if self.call is not None else None
+        zero = run.mono0 if run is not None else self._started
+        row: dict[str, object] = {
+            "module": self.head.module,
+            "method": self.head.method,
+            "url": policy.redact_url(self.head.url),
+            "request": {"headers": policy.redact_headers(self.head.headers), "body": None},
+            "start_ns": self._started - zero,
+            "end_ns": self.recorder.ticks() - zero,
+            "end": end,
+        }
+        if self._status is not None:
+            row.update(
+                {
+                    "status": self._status,
+                    "reason": self.reason,
+                    "http_version": self.version,
+                    "headers": policy.redact_headers(self.headers),
+                    "body": None,
+                    "chunks": chunks,
+                }
+            )
+        if removed is not None:
+            row["encoding_removed"] = removed
+        if error is not None:
+            described = self.recorder.describe_error(error)
+            row["exception"] = {key: described[key] for key in ("module", "qualname", "message")}
+        return row
+
+
+def _no_decoder(encoding: str, parts: list[bytes]) -> list[bytes] | None:
+    """gzip and deflate with the standard library; others need the client's own decoder."""
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        return None
+    decoder = zlib.decompressobj(wbits=47)
+    try:
+        decoded = [decoder.decompress(part) for part in parts]
+        tail = decoder.flush()
+    except zlib.error:
+        return None
+    if tail and decoded:
+        decoded[-1] += tail
+    return decoded
+
+
+def forbidden_on_replay(name: str) -> bool:
+    """Headers that described the body's encoding on the wire and would be wrong beside the decoded body."""
+    return name in ("content-encoding", "content-length", "transfer-encoding")

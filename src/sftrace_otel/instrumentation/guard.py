@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections: noticed while recording, stopped while replaying, when they are made outside every boundary.
+
+Decision: one audit hook (PEP 578). It sees every library, those written in C too, patches nothing, and costs other
+audit events one comparison. It cannot be taken off, so it is added when first needed and idles when off. Rejected:
+wrapping `socket.socket`, which misses what took a reference earlier and changes `isinstance` for the program.
+
+A connection inside a boundary is known by a context variable that the boundary sets around its transport. Exporters run
+with OpenTelemetry's suppression key set and are nobody's dependency.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from sftrace_otel.core.mapping.wire import LLM_HOSTS
+from sftrace_otel.errors import ReplayPolicyError
+
+if TYPE_CHECKING:
+    from sftrace_otel.core.session import Session
+
+__all__ = ["connections", "inside", "let_connections", "notice_connections", "stop_connections"]
+
+_inside: ContextVar[bool] = ContextVar("sftrace_inside", default=False)
+_hooked = False
+_noticing = False
+_session: Session | None = None
+_allowed: frozenset[str] = frozenset()
+_seen: dict[tuple[str, int], dict[str, object]] = {}
+_names: dict[int, str] = {}
+_lock = threading.Lock()
+_LIMIT = 256
+
+_INTERNET = frozenset({2, 10, 23, 30})  # AF_INET, and AF_INET6 on Linux, Windows and macOS
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """What connects in this block does so inside a boundary."""
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        try:
+            _inside.reset(token)
+        except ValueError:
+            pass
+
+
+def notice_connections() -> None:
+    """From now on remember connections made outside every boundary."""
+    global _noticing
+    _noticing = True
+    _hook()
+
+
+def connections() -> list[dict[str, object]]:
+    """Connections outside every boundary so far: host, port, the library that made them, and if the host serves LLMs."""
+    with _lock:
+        return [dict(item) for item in _seen.values()]
+
+
+def forget_connections() -> None:
+    """Start the list anew (tests)."""
+    with _lock:
+        _seen.clear()
+        _names.clear()
+
+
+def stop_connections(session: Session, allow: Sequence[str] = ()) -> None:
+    """Raise ReplayPolicyError, latched in `session`, for connections outside `allow` (`host:port`)."""
+    global _session, _allowed
+    _allowed = frozenset(allow)
+    _session = session
+    _hook()
+
+
+def let_connections() -> None:
+    """Stop stopping them."""
+    global _session, _allowed
+    _session = None
+    _allowed = frozenset()
+
+
+def _hook() -> None:
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        sys.addaudithook(_audit)
+
+
+def _audit(event: str, args: tuple[object, ...]) -> None:
+    if event == "socket.connect" and (_noticing or _session is not None):
+        _connect(args[0], args[1])
+    elif event == "socket.sendto" and _session is not None:
+        _connect(args[0], args[1])
+    elif event == "socket.getaddrinfo" and (_noticing or _session is not None):
+        _resolve(args[0], args[1])
+
+
+def _resolve(host: object, port: object) -> None:
+    if isinstance(host, bytes):
+        host = host.decode("ascii", "replace")
+    if isinstance(host, str) and isinstance(port, (int, str)) and str(port).isdigit() and len(_names) < _LIMIT:
+        _names[int(port)] = host
+
+
+def _connect(sock: object, address: object) -> None:
+    if getattr(sock, "family", None) not in _INTERNET or not isinstance(address, tuple) or len(address) < 2:
+        return
+    host, port = str(address[0]), address[1]
+    if not isinstance(port, int) or port == 0:
+        return
+    if _session is not None:
+        _refuse(host, port)
+    elif not _inside.get() and not _suppressed():
+        _notice(host, port)
+
+
+def _refuse(host: str, port: int) -> None:
+    session = _session
+    named = _names.get(port, host)
+    if session is None or _allowed & {f"{host}:{port}", f"{named}:{port}"} or _suppressed():
+        return
+    library = _library()
+    error = ReplayPolicyError(
+        f"replay: {library} tried to connect to {named}:{port}, which no boundary answers; nothing was sent. Trace the "
+        f"function that connects as a tool, or allow it with OTEL_SFTRACE_REPLAY_ALLOW={named}:{port}"
+    )
+    session.latch(error)
+    raise error
+
+
+def _notice(host: str, port: int) -> None:
+    with _lock:
+        key = (host, port)
+        if key in _seen or len(_seen) >= _LIMIT:
+            return
+        name = _names.get(port, host)
+        _seen[key] = {"host": name, "port": port, "library": _library(), "llm": name in LLM_HOSTS}
+
+
+def _suppressed() -> bool:
+    context = sys.modules.get("opentelemetry.context")
+    if context is None:
+        return False
+    return bool(context.get_value("suppress_instrumentation")) or bool(context.get_value("suppress_http_instrumentation"))
+
+
+_PLUMBING = frozenset(
+    {"socket", "asyncio", "ssl", "http", "contextlib", "selectors", "threading", "concurrent", "anyio", "sftrace_otel",
+     "sniffio", "httpcore", "httpcore2", "urllib3", "runpy", "eventlet", "gevent"}
+)  # fmt: skip
+
+
+def _library() -> str:
+    """The package nearest to the connection that is not plumbing."""
+    frame = sys._getframe(2)
+    first = ""
+    while frame is not None:
+        root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if root and root not in _PLUMBING and not root.startswith("importlib"):
+            return "the program" if root == "__main__" else root
+        if root and root != "sftrace_otel":
+            first = first or root
+        frame = frame.f_back  # type: ignore[assignment]
+    return first or "the program"

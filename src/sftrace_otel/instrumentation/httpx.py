@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boundary of httpx and httpx2: transports, sync and async.
+
+Decision: wrap `handle_request` of the two standard transports, and what `_transport_for_url` gives where that is
+another kind (MockTransport, ASGI, WSGI, aiohttp, a cache): together every exchange, each retry and redirect by itself,
+below the client's own types. One flow (`exchange.Exchange`); this file only drives it. Nothing here imports httpx: the
+module comes with the request, so a replayed answer is of the type that the caller's client expects.
+Rejected: `Client.send` (hides redirects), event hooks (cannot answer), reading bodies ahead (kills streaming).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+from sftrace_otel import recorder as recording
+from sftrace_otel.instrumentation import guard, replaying, tracing
+from sftrace_otel.instrumentation.exchange import (
+    Exchange,
+    Head,
+    Pairs,
+    call_name,
+    current_llm,
+    header,
+    request_payload,
+)
+from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
+from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.instrumentation.patching import Patches
+from sftrace_otel.recorder import Recorder, current_scope
+
+__all__ = ["install", "patched", "uninstall"]
+
+_busy: ContextVar[object] = ContextVar("sftrace_exchange", default=None)
+"""The request whose exchange is under way here: a transport inside a transport is one exchange."""
+
+
+# --- drivers -------------------------------------------------------------------------------------------------------------
+
+
+def _handle(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    request = args[0] if args else kwargs.get("request")
+    replay = replaying.active()
+    recorder = recording.active()
+    if (replay is None and recorder is None) or request is None or _passes(request):
+        return wrapped(*args, **kwargs)
+    if replay is not None:
+        body = _known_body(request)
+        return _serve(replay, request, b"".join(request.stream) if body is None else body, asynchronous=False)
+    assert recorder is not None
+    exchange = _start(recorder, request)
+    if exchange is None:
+        return wrapped(*args, **kwargs)
+    token = _busy.set(request)
+    try:
+        with guard.inside():
+            response = wrapped(*args, **kwargs)
+    except BaseException as error:
+        exchange.failed(error)
+        raise
+    finally:
+        _reset(token)
+    return _tee(exchange, request, response, asynchronous=False)
+
+
+async def _ahandle(
+    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    request = args[0] if args else kwargs.get("request")
+    replay = replaying.active()
+    recorder = recording.active()
+    if (replay is None and recorder is None) or request is None or _passes(request):
+        return await wrapped(*args, **kwargs)
+    if replay is not None:
+        body = _known_body(request)
+        if body is None:
+            body = b"".join([part async for part in request.stream])
+        return _serve(replay, request, body, asynchronous=True)
+    assert recorder is not None
+    exchange = _start(recorder, request)
+    if exchange is None:
+        return await wrapped(*args, **kwargs)
+    token = _busy.set(request)
+    try:
+        with guard.inside():
+            response = await wrapped(*args, **kwargs)
+    except BaseException as error:
+        exchange.failed(error)
+        raise
+    finally:
+        _reset(token)
+    return _tee(exchange, request, response, asynchronous=True)
+
+
+def _ahandle_entry(
+    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Awaitable[Any]:
+    return _ahandle(wrapped, instance, args, kwargs)
+
+
+def _passes(request: Any) -> bool:
+    """True for a request that is under way already in an outer transport, and for an exporter's own."""
+    return _busy.get() is request or tracing.suppressed()
+
+
+def _reset(token: Any) -> None:
+    try:
+        _busy.reset(token)
+    except ValueError:
+        pass
+
+
+# --- recording -----------------------------------------------------------------------------------------------------------
+
+
+def _start(recorder: Recorder, request: Any) -> Exchange | None:
+    """Begin the exchange; None if that failed. Never raises."""
+    try:
+        head = _head(request)
+        llm = current_llm.get()
+        exchange = Exchange(recorder, head, llm if isinstance(llm, LlmCall) else None)
+        body = _known_body(request)
+        if body is None:
+            request.stream = _tee_request(request, exchange)
+            exchange.sent = []
+        exchange.decoder = _decoder(sys.modules.get(head.module))
+        exchange.begin(body, tracing.current_ids(), tracing.http_span_id())
+    except Exception as error:
+        recorder.fault("recording a request", error)
+        return None
+    return exchange
+
+
+def _tee(exchange: Exchange, request: Any, response: Any, *, asynchronous: bool) -> Any:
+    """Watch the answer's body as it is read. Gives the same response object."""
+    try:
+        version = response.extensions.get("http_version", b"")
+        reason = response.extensions.get("reason_phrase", b"")
+        exchange.answered(
+            int(response.status_code),
+            reason.decode("ascii", "replace"),
+            version.decode("ascii", "replace") or "HTTP/1.1",
+            _pairs(response.headers),
+        )
+        exchange.late_span(tracing.traceparent_ids(request.headers.get("traceparent", "")))
+        kinds = _kinds(_module_of(request))
+        response.stream = (kinds.atee if asynchronous else kinds.tee)(response.stream, exchange)
+    except Exception as error:
+        exchange.recorder.fault("recording an answer", error)
+    return response
+
+
+def _module_of(request: Any) -> ModuleType:
+    return sys.modules[type(request).__module__.partition(".")[0]]
+
+
+def _head(request: Any) -> Head:
+    return Head(
+        type(request).__module__.partition(".")[0], str(request.method), str(request.url), _pairs(request.headers)
+    )
+
+
+def _pairs(headers: Any) -> Pairs:
+    encoding = headers.encoding
+    return [[key.decode(encoding).lower(), value.decode(encoding)] for key, value in headers.raw]
+
+
+def _known_body(request: Any) -> bytes | None:
+    """The body if it is in memory already; None if it is still to be streamed."""
+    content = getattr(request, "_content", None)
+    if content is not None:
+        return bytes(content)
+    try:
+        return bytes(request.content)
+    except Exception:
+        return None
+
+
+def _decoder(module: ModuleType | None) -> Callable[[str, list[bytes]], list[bytes] | None]:
+    """Decode with the client's own decoders (brotli and zstd where installed)."""
+    decoders = getattr(getattr(module, "_decoders", None), "SUPPORTED_DECODERS", {})
+
+    def decode(encoding: str, parts: list[bytes]) -> list[bytes] | None:
+        steps = [decoders.get(name.strip()) for name in reversed(encoding.split(","))]
+        if not steps or None in steps:
+            return None
+        try:
+            for step in steps:
+                decoder = step()  # type: ignore[misc]
+                parts = [decoder.decode(part) for part in parts]
+                parts[-1] += decoder.flush()
+        except Exception:
+            return None
+        return parts
+
+    return decode
+
+
+class _Kinds:
+    """Stream classes of one module: they must be subclasses of its own abstract streams."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.tee: type = type("TeeStream", (_Tee, module.SyncByteStream), {})
+        self.atee: type = type("AsyncTeeStream", (_AsyncTee, module.AsyncByteStream), {})
+        self.served: type = type("ServedStream", (_Served, module.SyncByteStream), {})
+        self.aserved: type = type("AsyncServedStream", (_AsyncServed, module.AsyncByteStream), {})
+        self.sent: type = type("SentStream", (_Sent, module.SyncByteStream, module.AsyncByteStream), {})
+
+
+_known_kinds: dict[str, _Kinds] = {}
+
+
+def _kinds(module: ModuleType) -> _Kinds:
+    kinds = _known_kinds.get(module.__name__)
+    if kinds is None:
+        kinds = _known_kinds[module.__name__] = _Kinds(module)
+    return kinds
+
+
+def _tee_request(request: Any, exchange: Exchange) -> Any:
+    return _kinds(_module_of(request)).sent(request.stream, exchange)
+
+
+class _Sent:
+    """A streamed request body, watched as it goes out."""
+
+    def __init__(self, inner: Any, exchange: Exchange) -> None:
+        self._inner = inner
+        self._exchange = exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._inner:
+            self._exchange.sending(part)
+            yield part
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._inner:
+            self._exchange.sending(part)
+            yield part
+
+    def close(self) -> None:
+        close = getattr(self._inner, "close", None)
+        if close is not None:
+            close()
+
+    async def aclose(self) -> None:
+        close = getattr(self._inner, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class _Tee:
+    """An answer's body, watched as it is read; ends the exchange once, however it ends."""
+
+    def __init__(self, inner: Any, exchange: Exchange) -> None:
+        self._inner = inner
+        self._exchange = exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        exchange = self._exchange
+        try:
+            for part in self._inner:
+                exchange.chunk(part)
+                yield part
+        except GeneratorExit:
+            exchange.finish("closed")
+            raise
+        except BaseException as error:
+            exchange.finish(_how(error), error)
+            raise
+        exchange.finish("finished")
+
+    def close(self) -> None:
+        try:
+            self._inner.close()
+        finally:
+            self._exchange.finish("closed")
+
+    def __del__(self) -> None:
+        self._exchange.finish("abandoned")
+
+
+class _AsyncTee:
+    """As `_Tee`, for async clients."""
+
+    def __init__(self, inner: Any, exchange: Exchange) -> None:
+        self._inner = inner
+        self._exchange = exchange
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        exchange = self._exchange
+        try:
+            async for part in self._inner:
+                exchange.chunk(part)
+                yield part
+        except GeneratorExit:
+            exchange.finish("closed")
+            raise
+        except BaseException as error:
+            exchange.finish(_how(error), error)
+            raise
+        exchange.finish("finished")
+
+    async def aclose(self) -> None:
+        try:
+            await self._inner.aclose()
+        finally:
+            self._exchange.finish("closed")
+
+    def __del__(self) -> None:
+        self._exchange.finish("abandoned")
+
+
+def _how(error: BaseException) -> str:
+    return "cancelled" if type(error).__name__ == "CancelledError" else "failed"
+
+
+# --- replaying -----------------------------------------------------------------------------------------------------------
+
+
+def _serve(replay: replaying.Active, request: Any, body: bytes, *, asynchronous: bool) -> Any:
+    """The recorded answer as a response of the client's own type. Raises a ReplayError where there is none."""
+    head = _head(request)
+    llm = current_llm.get()
+    if isinstance(llm, ServedLlmCall):
+        answer = llm.serve(head, body)
+    else:
+        answer = _serve_http(replay, head, body)
+    return _response(_module_of(request), request, answer, asynchronous)
+
+
+def _serve_http(replay: replaying.Active, head: Head, body: bytes) -> Answer:
+    scope = current_scope()
+    lineage = scope.place()
+    prepared = replay.prepare(request_payload(head, body))
+    decision = replay.decide("http", call_name(head, replay.policy), prepared.value, lineage=lineage)
+    assert decision.call is not None
+    stream = header(head.headers, "accept").startswith("text/event-stream")
+    return answers_of(decision.call, stream=stream, blob=replay.blob)[0]
+
+
+def _response(module: ModuleType, request: Any, answer: Answer, asynchronous: bool) -> Any:
+    if answer.status is None:
+        raise _transport_error(module, request, answer)
+    kinds = _kinds(module)
+    failure = _transport_error(module, request, answer) if answer.exception else None
+    stream = (kinds.aserved if asynchronous else kinds.served)(answer.chunks, failure)
+    return module.Response(
+        answer.status,
+        headers=[(key.encode("utf-8"), value.encode("utf-8")) for key, value in answer.headers],
+        stream=stream,
+        extensions={
+            "http_version": answer.version.encode("ascii", "replace"),
+            "reason_phrase": answer.reason.encode("ascii", "replace"),
+        },
+    )
+
+
+def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseException:
+    """The recorded exception of the transport as the same class of the client's module."""
+    recorded = answer.exception or {}
+    kind = getattr(module, str(recorded.get("qualname")), None)
+    message = str(recorded.get("message") or recorded.get("qualname") or "connection failed")
+    if isinstance(kind, type) and issubclass(kind, module.TransportError):
+        return kind(message, request=request)
+    return module.ConnectError(message, request=request)  # type: ignore[no-any-return]
+
+
+class _Served:
+    """Recorded chunks, then the recorded failure if there was one."""
+
+    def __init__(self, chunks: list[bytes], failure: BaseException | None) -> None:
+        self._chunks = chunks
+        self._failure = failure
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._chunks
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _AsyncServed:
+    """As `_Served`, for async clients."""
+
+    def __init__(self, chunks: list[bytes], failure: BaseException | None) -> None:
+        self._chunks = chunks
+        self._failure = failure
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+        if self._failure is not None:
+            raise self._failure
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+# --- other transports ----------------------------------------------------------------------------------------------------
+
+
+class _Transport:
+    """Any transport, recorded: what `_transport_for_url` gives for one that is not a standard one."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def handle_request(self, request: Any) -> Any:
+        return _handle(self._inner.handle_request, self._inner, (request,), {})
+
+    async def handle_async_request(self, request: Any) -> Any:
+        return await _ahandle(self._inner.handle_async_request, self._inner, (request,), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _transport_for_url(wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    transport = wrapped(*args, **kwargs)
+    if replaying.active() is None and recording.active() is None:
+        return transport
+    module = _base_module(client)
+    if module is not None and isinstance(transport, (module.HTTPTransport, module.AsyncHTTPTransport)):
+        return transport
+    return _Transport(transport)
+
+
+def _base_module(client: Any) -> ModuleType | None:
+    for kind in type(client).__mro__:
+        root = kind.__module__.partition(".")[0]
+        if root in ("httpx", "httpx2"):
+            return sys.modules.get(root)
+    return None
+
+
+_patches = Patches("httpx")
+for _name in ("httpx", "httpx2"):
+    _patches.add(_name, "HTTPTransport.handle_request", _handle)
+    _patches.add(_name, "AsyncHTTPTransport.handle_async_request", _ahandle_entry)
+    _patches.add(_name, "Client._transport_for_url", _transport_for_url)
+    _patches.add(_name, "AsyncClient._transport_for_url", _transport_for_url)
+
+
+def install() -> None:
+    """Record and replay httpx and httpx2, whichever is or will be imported. Twice is once."""
+    _patches.install()
+
+
+def uninstall() -> None:
+    """Take the boundary off again."""
+    _patches.uninstall()
+
+
+def patched() -> list[str]:
+    """What is wrapped now."""
+    return _patches.installed()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One LLM call made through an SDK: its span, its attempts on the wire, its end.
+
+Decision: the SDK boundary opens the call and its span, the HTTP boundary below it supplies what was really sent and
+received; the first attempt's body is the request. The call ends with the SDK's own verdict (returned or raised), a
+streamed one with its body. Rejected: recording at the SDK alone (typed objects lack bytes, timing and attempts) and at
+the wire alone (retries of one call would look like calls).
+
+Sources: GenAI semantic conventions (`facts/otel.md` §3.2); `design.md`, "From calls and spans to events".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+
+from sftrace_otel.core.mapping import wire
+from sftrace_otel.instrumentation import replaying, tracing
+from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header
+from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.recorder import Call, Recorder, Scope, current_scope
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+__all__ = ["LlmCall", "ServedLlmCall"]
+
+
+class LlmCall:
+    """A recorded LLM call. Everything but the constructor fails open."""
+
+    def __init__(self, recorder: Recorder, endpoint: wire.Endpoint, provider: str, span: Span, scope: Scope) -> None:
+        self.recorder = recorder
+        self.endpoint = endpoint
+        self.provider = provider
+        self.span = span
+        self.scope = scope
+        self.lineage = scope.place()
+        self.call: Call | None = None
+        self._begun = False
+        self._streams = False
+        self._returned = False
+        self._done = False
+        self._last: tuple[int | None, Pairs, bytes, str, BaseException | None] | None = None
+
+    def attempt(self, head: Head, body: bytes | None) -> Call | None:
+        """An attempt is about to be sent; the first begins the call with its body. Gives the call."""
+        self._last = None
+        if not self._begun:
+            self._begun = True
+            self._begin(body_value(body, head.media() or "application/json"))
+        return self.call
+
+    def _begin(self, request: object) -> None:
+        model = request.get("model") if isinstance(request, Mapping) else None
+        self._streams = isinstance(request, Mapping) and request.get("stream") is True
+        prepared = self.recorder.prepare({"method": self.endpoint.method, "request": request})
+        ids = tracing.ids_of(self.span)
+        self.call = self.recorder.begin(
+            "llm",
+            self.endpoint.method,
+            prepared,
+            scope=self.scope,
+            lineage=self.lineage,
+            provider=self.provider,
+            model=model if isinstance(model, str) and model else "unknown",
+            span=ids,
+        )
+        if self.call is None:
+            return
+        self.recorder.refer(ids[1], self.call)
+        self._note_answers(request)
+        if self.span.is_recording():
+            self.span.set_attributes(
+                {
+                    "sftrace.run.id": self.call.run.id,
+                    "sftrace.event.id": self.call.id,
+                    "sftrace.input_hash": self.call.hash,
+                }
+            )
+            if self.recorder.settings.content == "span" and isinstance(prepared.value, dict):
+                self._content("gen_ai.input.messages", prepared.value.get("request"), "messages", "input")
+
+    def _content(self, attribute: str, body: object, *members: str) -> None:
+        if isinstance(body, Mapping):
+            for member in members:
+                if member in body:
+                    self.span.set_attribute(attribute, orjson.dumps(body[member]).decode())
+                    return
+
+    def _note_answers(self, request: object) -> None:
+        assert self.call is not None
+        answered = self.call.run.answered
+        for call_id, name, content in wire.tool_answers(request):
+            if not answered.known(call_id):
+                answered.answer(call_id, name, self._content_digest(content))
+
+    def _content_digest(self, content: object) -> str:
+        """The digest that a tool event's output would have had, whether the program sent it as text or as JSON text."""
+        if isinstance(content, str):
+            try:
+                content = msgspec.json.decode(content)
+            except (msgspec.MsgspecError, RecursionError):
+                pass
+        return self.recorder.prepare(content).digest
+
+    def exchange_done(
+        self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None, first: float | None
+    ) -> None:
+        """An attempt's body ended. It is the call's last unless the SDK tries again, which only its return tells."""
+        self._last = (status, headers, body, end, error)
+        if first is not None and self._streams and self.span.is_recording():
+            self.span.set_attribute("gen_ai.response.time_to_first_chunk", first)
+        if self._returned:
+            self._complete()
+
+    def returned(self) -> None:
+        """The SDK gave its result to the program; of a stream the body is still to come."""
+        self._returned = True
+        if self._last is not None:
+            self._complete()
+        elif not self._begun:
+            self._finish_span(None)
+
+    def raised(self, error: BaseException) -> None:
+        """The SDK raised."""
+        if self._done:
+            return
+        self._done = True
+        self.recorder.fail(self.call, error)
+        self._finish_span(error)
+
+    def _complete(self) -> None:
+        if self._done or self._last is None:
+            return
+        self._done = True
+        status, headers, body, end, error = self._last
+        try:
+            self._end_call(status, headers, body, end, error)
+        except Exception as fault:
+            self.recorder.fault("recording an answer", fault)
+            self._finish_span(error)
+
+    def _end_call(
+        self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None
+    ) -> None:
+        media = header(headers, "content-type")
+        output = wire.assemble(body) if media.startswith("text/event-stream") else body_value(body, media)
+        prepared = self.recorder.prepare(output)
+        described = self.recorder.describe_error(error) if error is not None else None
+        served = output.get("model") if isinstance(output, Mapping) else None
+        digest = self.recorder.end(
+            self.call,
+            prepared,
+            end=end,
+            status="ok" if described is None and (status or 0) < 400 else "error",
+            error=described,
+            model=served if isinstance(served, str) and served else None,
+            tokens=wire.tokens_of(output),
+        )
+        if self.span.is_recording():
+            self.span.set_attributes(wire.response_attributes(output))
+            if digest is not None:
+                self.span.set_attribute("sftrace.output_hash", digest)
+            if self.recorder.settings.content == "span":
+                self._content("gen_ai.output.messages", prepared.value, "choices", "output")
+        self._finish_span(error)
+
+    def _finish_span(self, error: BaseException | None) -> None:
+        tracing.end_span(self.span, error)
+
+
+class ServedLlmCall:
+    """An LLM call under replay: matched with its first attempt, then answered attempt by attempt."""
+
+    def __init__(self, active: replaying.Active, endpoint: wire.Endpoint, provider: str, span: Span, scope: Scope) -> None:
+        self.active = active
+        self.endpoint = endpoint
+        self.provider = provider
+        self.span = span
+        self.lineage = scope.place()
+        self._answers: list[Answer] | None = None
+        self._next = 0
+
+    def serve(self, head: Head, body: bytes | None) -> Answer:
+        """The answer of the next attempt. Raises ReplayStop with the error of the session."""
+        from sftrace_otel.errors import ReplayError
+
+        try:
+            if self._answers is None:
+                self._answers = self._match(head, body)
+        except ReplayError as error:
+            raise replaying.ReplayStop(error) from None
+        answer = self._answers[min(self._next, len(self._answers) - 1)]
+        self._next += 1
+        return answer
+
+    def _match(self, head: Head, body: bytes | None) -> list[Answer]:
+        request = body_value(body, head.media() or "application/json")
+        prepared = self.active.prepare({"method": self.endpoint.method, "request": request})
+        model = request.get("model") if isinstance(request, Mapping) else None
+        decision = self.active.decide(
+            "llm",
+            self.endpoint.method,
+            prepared.value,
+            lineage=self.lineage,
+            provider=self.provider,
+            model=model if isinstance(model, str) and model else "unknown",
+            method=self.endpoint.method,
+        )
+        assert decision.call is not None
+        if self.span.is_recording():
+            self.span.set_attributes(replaying.marks(decision))
+        stream = isinstance(request, Mapping) and request.get("stream") is True
+        return answers_of(decision.call, stream=stream, blob=self.active.blob)
+
+    def ended(self, error: BaseException | None) -> None:
+        """The SDK returned or raised."""
+        tracing.end_span(self.span, error)
+
+
+def scope_here() -> Scope:
+    """The scope that an LLM call takes its place in."""
+    return current_scope()
+
+
+def attributes_of(endpoint: wire.Endpoint, body: object, provider: str, host: str, port: int | None) -> dict[str, Any]:
+    """Span attributes known before the request is sent."""
+    known = wire.request_attributes(endpoint, body if isinstance(body, Mapping) else {}, provider)
+    known["server.address"] = host
+    if port is not None:
+        known["server.port"] = port
+    return known

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded outcomes given back to the program: values with their types, exceptions with their class, HTTP answers.
+
+Decision: a bundle is data from strangers, so nothing it names is imported. A class is used only if its module is loaded
+already and the class is an Exception; else the recorded names stand on a class of ours. Every replayed exception is
+also a RecordedDependencyError, so that a test can tell it from a fault of today.
+
+Source: `design.md`, "Outcome".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import base64
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.prepare import restore
+from sftrace_otel.errors import RecordedDependencyError, ReplayError
+from sftrace_otel.formats import canonical
+from sftrace_otel.instrumentation.exchange import forbidden_on_replay
+
+if TYPE_CHECKING:
+    from sftrace_otel.core.plan import Outcome, RecordedCall
+
+__all__ = ["Answer", "answers_of", "give_back", "rebuilt_exception"]
+
+
+def give_back(call: RecordedCall) -> object:
+    """The recorded result of a tool or a semantic LLM call, or its exception raised."""
+    outcome = call.outcome
+    if outcome.status == "error":
+        raise rebuilt_exception(call.kind, call.name, outcome)
+    return restore(outcome.output, outcome.output_tags)
+
+
+def rebuilt_exception(kind: str, name: str, outcome: Outcome) -> BaseException:
+    """An instance of the recorded class (a subclass that is also RecordedDependencyError) with the recorded arguments."""
+    recorded = outcome.exception or {}
+    error_type = outcome.error_type or "Exception"
+    message = outcome.error_message or error_type
+    base = _loaded_class(recorded.get("module"), recorded.get("qualname") or error_type)
+    if base is asyncio.CancelledError:
+        return asyncio.CancelledError(*_arguments(recorded, message))
+    arguments = _arguments(recorded, message)
+    error = _instance(_subclass(base, recorded, error_type), base, arguments)
+    details = {"kind": kind, "name": name, "error_type": error_type}
+    for attribute, value in details.items():
+        try:
+            setattr(error, attribute, value)
+        except AttributeError:
+            pass
+    return error
+
+
+def _arguments(recorded: Mapping[str, Any], message: str) -> tuple[object, ...]:
+    arguments = recorded.get("args")
+    if isinstance(arguments, (list, tuple)) and all(isinstance(item, (str, int, float, type(None))) for item in arguments):
+        return tuple(arguments)
+    return (message,)
+
+
+def _loaded_class(module: object, qualname: object) -> type[BaseException] | None:
+    """The class, if its module is loaded already. Nothing is imported, and no attribute that is code is run."""
+    loaded = sys.modules.get(module) if isinstance(module, str) else builtins
+    found: object = loaded
+    for part in str(qualname).split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    if isinstance(found, type) and (issubclass(found, Exception) or found is asyncio.CancelledError):
+        return found
+    return None
+
+
+def _subclass(
+    base: type[BaseException] | None, recorded: Mapping[str, Any], error_type: str
+) -> type[BaseException]:
+    members = {
+        "__module__": str(recorded.get("module") or "builtins"),
+        "__qualname__": str(recorded.get("qualname") or error_type),
+        "__init__": _init,
+        "__str__": _text,
+        "__reduce__": _reduce,
+    }
+    bases: tuple[type, ...] = (RecordedDependencyError,) if base is None else (base, RecordedDependencyError)
+    if base is not None:
+        del members["__str__"]
+    try:
+        return type(error_type, bases, members)
+    except TypeError:  # a layout or a metaclass that does not combine
+        return type(error_type, (RecordedDependencyError,), {**members, "__str__": _text})
+
+
+def _init(self: BaseException, *args: object) -> None:
+    self.args = args
+
+
+def _text(self: BaseException) -> str:
+    return str(self.args[0]) if len(self.args) == 1 else str(self.args)
+
+
+def _reduce(self: BaseException) -> tuple[object, ...]:
+    return (Exception, self.args)
+
+
+def _instance(kind: type[BaseException], base: type[BaseException] | None, args: tuple[object, ...]) -> BaseException:
+    """An instance without the class's own __init__, except for builtins, whose text comes from it."""
+    error: BaseException
+    try:
+        error = kind.__new__(kind, *args)
+    except TypeError:
+        error = kind.__new__(kind)
+    error.args = args
+    if base is not None and base.__module__ == "builtins":
+        try:
+            base.__init__(error, *args)
+        except TypeError:
+            pass
+    return error
+
+
+# --- HTTP ----------------------------------------------------------------------------------------------------------------
+
+
+class Answer:
+    """One attempt's answer: a head and chunks, or an exception of the transport, or both."""
+
+    __slots__ = ("chunks", "exception", "headers", "reason", "status", "version")
+
+    def __init__(
+        self,
+        status: int | None,
+        headers: Sequence[Sequence[str]],
+        chunks: list[bytes],
+        *,
+        reason: str = "",
+        version: str = "HTTP/1.1",
+        exception: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = [(str(key), str(value)) for key, value in headers if not forbidden_on_replay(str(key))]
+        self.chunks = chunks
+        self.reason = reason
+        self.version = version
+        self.exception = exception
+
+
+_STATUS = {
+    "BadRequestError": 400,
+    "AuthenticationError": 401,
+    "PermissionDeniedError": 403,
+    "NotFoundError": 404,
+    "ConflictError": 409,
+    "UnprocessableEntityError": 422,
+    "RateLimitError": 429,
+    "InternalServerError": 500,
+}
+_TRANSPORT = {"APITimeoutError": "ReadTimeout", "APIConnectionError": "ConnectError"}
+
+
+def answers_of(call: RecordedCall, *, stream: bool, blob: Any) -> list[Answer]:
+    """The answers of a call's attempts in order, from its wire rows, or made from its semantic answer without them."""
+    rows = [row for row in call.outcome.wire if isinstance(row, Mapping)]
+    if rows:
+        answers = [_from_row(row, blob) for row in sorted(rows, key=lambda row: row.get("attempt", 0))]
+        for answer in answers[:-1]:  # an SDK waits before it tries again; nothing is gained by waiting in a replay
+            answer.headers = [pair for pair in answer.headers if not pair[0].startswith("retry-after")]
+            answer.headers.append(("retry-after-ms", "1"))
+        return answers
+    return [_from_meaning(call, stream)]
+
+
+def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
+    body = row.get("body")
+    if isinstance(body, Mapping) and "$blob" in body:
+        data = blob(body)
+    else:
+        data = b"" if body is None else str(body).encode("utf-8")
+    ended = row.get("end") in ("failed", "cancelled")
+    exception = row.get("exception") if ended else None
+    return Answer(
+        row.get("status"),
+        row.get("headers") or (),
+        list(_split(data, row.get("chunks"))),
+        reason=str(row.get("reason") or ""),
+        version=str(row.get("http_version") or "HTTP/1.1"),
+        exception=exception,
+    )
+
+
+def _split(data: bytes, chunks: object) -> Iterator[bytes]:
+    at = 0
+    for chunk in chunks if isinstance(chunks, list) else ():
+        size = chunk[0] if isinstance(chunk, (list, tuple)) and chunk and isinstance(chunk[0], int) else 0
+        if 0 < size <= len(data) - at:
+            yield data[at : at + size]
+            at += size
+    if at < len(data):
+        yield data[at:]
+
+
+def _from_meaning(call: RecordedCall, stream: bool) -> Answer:
+    outcome = call.outcome
+    if outcome.status == "error":
+        return _error_answer(call)
+    if call.kind == "http":
+        return _http_answer(outcome.output)
+    headers = [["content-type", "application/json"]]
+    if stream:
+        chunks = list(wire.stream_of(call.method or "", outcome.output))
+        return Answer(200, [["content-type", "text/event-stream"]], chunks, reason="OK")
+    return Answer(200, headers, [canonical.dumps(outcome.output)], reason="OK")
+
+
+def _error_answer(call: RecordedCall) -> Answer:
+    outcome = call.outcome
+    kind = outcome.error_type or "InternalServerError"
+    message = outcome.error_message or kind
+    transport = _TRANSPORT.get(kind)
+    if transport is not None or (kind not in _STATUS and call.kind == "http"):
+        recorded = outcome.exception or {}
+        return Answer(
+            None,
+            (),
+            [],
+            exception={"module": recorded.get("module"), "qualname": transport or kind, "message": message},
+        )
+    status = _STATUS.get(kind, 500)
+    body = canonical.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
+    return Answer(status, [["content-type", "application/json"], ["x-should-retry", "false"]], [body])
+
+
+def _http_answer(output: object) -> Answer:
+    if not isinstance(output, Mapping) or not isinstance(output.get("status_code"), int):
+        raise ReplayError("the recorded HTTP answer has no status_code; replay cannot make an answer of it")
+    body = output.get("body")
+    headers = output.get("headers")
+    pairs = headers if isinstance(headers, list) else []
+    return Answer(output["status_code"], pairs, [_body_bytes(body)] if body is not None else [])
+
+
+def _body_bytes(body: object) -> bytes:
+    if isinstance(body, str):
+        return body.encode("utf-8")
+    if isinstance(body, Mapping) and set(body) == {"base64"} and isinstance(body["base64"], str):
+        return base64.b64decode(body["base64"])
+    return canonical.dumps(body)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table of patches: what was wrapped, by which handle, and how it is taken off again.
+
+Decision: wrapt's deferred hooks, so that nothing is imported that the program does not import, and `unwrap_object`,
+which takes our wrapper out of the middle of a chain when others wrapped on top. A patch is keyed by the object that owns
+the attribute, not by a module's name: `httpx2.alias_httpx()` makes two names of one class. Rejected: popping the
+outermost wrapper (the OTel helper's way), which removes whatever is there.
+
+A wrapper that stays behind (somebody kept a reference) passes through, since every wrapper asks what is active first.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+__all__ = ["Patches"]
+
+_log = logging.getLogger("sftrace_otel")
+
+Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Patches:
+    """A group of patches that is put on and taken off together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._wanted: dict[str, list[tuple[str, Wrapper]]] = {}
+        self._handles: list[tuple[Any, str, Any]] = []
+        self._hooked: set[str] = set()
+        self._installed = False
+
+    def add(self, module: str, path: str, wrapper: Wrapper) -> None:
+        """Want `module.path` (for instance `HTTPTransport.handle_request`) wrapped once the module is imported."""
+        self._wanted.setdefault(module, []).append((path, wrapper))
+
+    def install(self) -> None:
+        """Wrap what is imported now; the rest when it is imported. Twice is once."""
+        self._installed = True
+        for module in self._wanted:
+            if module in self._hooked:
+                loaded = sys.modules.get(module)
+                if loaded is not None:
+                    self._patch(loaded, module)
+            else:
+                self._hooked.add(module)
+                wrapt.register_post_import_hook(self._hook(module), module)
+
+    def uninstall(self) -> None:
+        """Take our wrappers off, wherever they are in a chain."""
+        self._installed = False
+        while self._handles:
+            owner, attribute, handle = self._handles.pop()
+            try:
+                wrapt.unwrap_object(owner, attribute, handle, missing_ok=True)
+            except Exception as error:
+                _log.warning("sftrace: %s of %s stays wrapped (%s)", attribute, owner, type(error).__name__)
+
+    def installed(self) -> list[str]:
+        """`owner.attribute` of every wrapper in place."""
+        return [f"{getattr(owner, '__module__', owner.__name__)}.{attribute}" for owner, attribute, _ in self._handles]
+
+    def _hook(self, name: str) -> Callable[[ModuleType], None]:
+        def hook(module: ModuleType) -> None:
+            if self._installed:
+                self._patch(module, name)
+
+        return hook
+
+    def _patch(self, module: ModuleType, name: str) -> None:
+        for path, wrapper in self._wanted[name]:
+            try:
+                owner, attribute = _owner(module, path)
+                if self._has(owner, attribute):
+                    continue
+                handle = wrapt.wrap_function_wrapper(owner, attribute, wrapper)
+                self._handles.append((owner, attribute, handle))
+            except Exception as error:  # an import must not fail because of us
+                _log.warning("sftrace: %s.%s is not recorded (%s)", name, path, type(error).__name__)
+
+    def _has(self, owner: Any, attribute: str) -> bool:
+        return any(
+            have is owner and name == attribute and wrapt.is_wrapped_by(owner, attribute, handle)
+            for have, name, handle in self._handles
+        )
+
+
+def _owner(module: ModuleType, path: str) -> tuple[Any, str]:
+    owner: Any = module
+    *parents, attribute = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    if attribute not in vars(owner):
+        raise AttributeError(path)
+    return owner, attribute

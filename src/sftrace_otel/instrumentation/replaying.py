@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay that boundaries ask before they let a call out: one per process while active.
+
+Decision: a plain module variable, seen from every thread, task and executor. A context variable alone is not seen in a
+thread that somebody else started, and then the real tool runs (`facts/peers.md` §2).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sftrace_otel import recorder
+from sftrace_otel.core.prepare import Prepared, prepare
+from sftrace_otel.core.session import Decision, LiveCall, Session
+from sftrace_otel.errors import ReplayError
+from sftrace_otel.instrumentation import guard
+
+if TYPE_CHECKING:
+    from sftrace_otel.core.redact import RedactionPolicy
+    from sftrace_otel.formats import Json
+
+__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate"]
+
+
+class ReplayStop(BaseException):
+    """Carries a replay error through an SDK that catches Exception and retries; our own boundary turns it back."""
+
+    def __init__(self, error: ReplayError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Active:
+    """A replay in progress."""
+
+    def __init__(self, session: Session, policy: RedactionPolicy, blob: Callable[[Mapping[str, Any]], bytes]) -> None:
+        self.session = session
+        self.policy = policy
+        self.blob = blob
+        self.output: Prepared | None = None
+
+    def prepare(self, value: object, serializer: Callable[[object], object] | None = None) -> Prepared:
+        """A live payload as the recorder would have prepared it."""
+        return prepare(value, self.policy, serializer=serializer)
+
+    def decide(
+        self,
+        kind: str,
+        name: str,
+        payload: Json,
+        *,
+        lineage: str | None,
+        provider: str | None = None,
+        model: str | None = None,
+        method: str | None = None,
+    ) -> Decision:
+        """Ask the session. Raises a ReplayError, latched, for a call that is not in the recording."""
+        return self.session.decide(
+            LiveCall(
+                kind=kind, name=name, provider=provider, model=model, method=method, payload=payload, lineage=lineage
+            )
+        )
+
+
+_active: Active | None = None
+_lock = threading.Lock()
+
+
+def active() -> Active | None:
+    """The replay in progress, None when there is none."""
+    return _active
+
+
+def activate(
+    session: Session,
+    policy: RedactionPolicy,
+    blob: Callable[[Mapping[str, Any]], bytes],
+    *,
+    guard_process: bool = False,
+    allow: Sequence[str] = (),
+) -> Active:
+    """Answer every boundary from `session` from now on. `blob` reads a body by its reference. `guard_process` stops
+    connections outside the boundaries, but for `allow` (`host:port`). Raises RuntimeError if a replay is active already.
+    """
+    global _active
+    with _lock:
+        if _active is not None:
+            raise RuntimeError("a replay is active in this process already; end it first")
+        _active = Active(session, policy, blob)
+    recorder.restart_lineage()
+    if guard_process:
+        guard.stop_connections(session, allow)
+    return _active
+
+
+def deactivate() -> None:
+    """End the replay; calls go out again."""
+    global _active
+    guard.let_connections()
+    with _lock:
+        _active = None
+
+
+def marks(decision: Decision) -> dict[str, Any]:
+    """Span attributes of a served call: a replay never reports an effect as newly executed."""
+    found: dict[str, Any] = {"sftrace.replay.active": True, "sftrace.replay.served": True, "sftrace.replay.rung": decision.rung}
+    if decision.call is not None:
+        found["sftrace.replay.event.id"] = decision.call.request_id
+    return found

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What boundaries need of OpenTelemetry's API: a span around a call, the span that is current, suppression.
+
+Decision: the API only, never the SDK; without a provider these cost next to nothing. A span is started with all its
+attributes at once and is never held attached across a yield (`facts/otel.md` §7, row 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from sftrace_otel.version import __version__
+
+__all__ = [
+    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "http_span_id", "start_span",
+    "suppressed", "traceparent_ids",
+]  # fmt: skip
+
+CLIENT = SpanKind.CLIENT
+INTERNAL = SpanKind.INTERNAL
+_SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
+_ERROR = StatusCode.ERROR
+
+_tracers: dict[str, tuple[object, trace.Tracer]] = {}
+
+
+def _tracer(scope: str) -> trace.Tracer:
+    """A tracer of the current provider; asked anew when the program sets another one."""
+    provider = trace.get_tracer_provider()
+    known = _tracers.get(scope)
+    if known is None or known[0] is not provider:
+        known = _tracers[scope] = (provider, provider.get_tracer(scope, __version__, schema_url=_SCHEMA))
+    return known[1]
+
+
+def start_span(scope: str, name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Span:
+    """Start a span under the current one; not made current."""
+    return _tracer(scope).start_span(name, kind=kind, attributes=attributes)
+
+
+def attached(span: Span) -> object:
+    """Make `span` current; give the result to `detach` in the same function."""
+    return otel_context.attach(trace.set_span_in_context(span))
+
+
+def detach(token: object) -> None:
+    otel_context.detach(token)  # type: ignore[arg-type]
+
+
+def end_span(span: Span, error: BaseException | str | None = None) -> None:
+    """End a span; `error` is an exception or the name of a class. The message stays out: it may hold content."""
+    if error is not None and span.is_recording():
+        name = error if isinstance(error, str) else type(error).__qualname__
+        span.set_attribute("error.type", name)
+        span.set_status(Status(_ERROR, name))
+    span.end()
+
+
+def ids_of(span: Span) -> tuple[int, int]:
+    """(trace id, span id); zeros for a span that is none."""
+    context = span.get_span_context()
+    return (context.trace_id, context.span_id)
+
+
+def current_ids() -> tuple[int, int]:
+    """(trace id, span id) of the current span."""
+    return ids_of(trace.get_current_span())
+
+
+def http_span_id() -> int:
+    """The id of the current span if an HTTP instrumentation made it for the request under way, else 0."""
+    span = trace.get_current_span()
+    if getattr(span, "kind", None) is not SpanKind.CLIENT:
+        return 0
+    attributes = getattr(span, "attributes", None) or {}
+    if "http.request.method" in attributes or "http.method" in attributes:
+        return span.get_span_context().span_id
+    return 0
+
+
+def traceparent_ids(value: str) -> int:
+    """The span id in a W3C traceparent header, 0 where there is none."""
+    parts = value.split("-")
+    try:
+        return int(parts[2], 16) if len(parts) >= 4 and len(parts[2]) == 16 else 0
+    except ValueError:
+        return 0
+
+
+def suppressed() -> bool:
+    """True where OpenTelemetry's own work (an exporter's request) is under way."""
+    return bool(otel_context.get_value("suppress_instrumentation"))

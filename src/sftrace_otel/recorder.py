@@ -1,0 +1,1042 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs: which one a call belongs to, its journal, and closing it into a bundle.
+
+Decision: one recorder per process and destination. Boundaries hand it calls as they begin and end; the OTel side hands
+it spans. A call goes into the journal when it begins, whatever sampling or span processors do; a span with a reference
+only completes it. Everything public here fails open: an error becomes one log line and a counted loss, never an
+exception in the recorded program. The clock, the ids and the output of notices come in as arguments.
+Rejected: finding the run by a context variable alone (threads have none) or by trace id alone (an agent without a root
+span has a trace per call); we use the scope of the context, then the live span tree, then the only open run.
+
+Source: `design.md`, "Runs" and "The flow".
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, Token
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sftrace_otel.bundle.journal import Begin, Closing, Counts, End, Journal, Single
+from sftrace_otel.core.prepare import Prepared, prepare
+from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.settings import Settings
+from sftrace_otel.version import __version__
+
+__all__ = ["Call", "Recorder", "Run", "Scope", "acquire", "active", "current_scope", "entered", "release", "spawn"]
+
+_log = logging.getLogger("sftrace_otel")
+
+BLOB_ABOVE = 16 * 1024
+"""Bodies longer than this many bytes go to `blobs/` (formats/sidecars-v1.md)."""
+
+OWN_RUN_KINDS = frozenset({"SERVER", "CONSUMER"})
+"""Span kinds whose local root is a run of its own (design "Runs")."""
+
+
+# --- lineage -----------------------------------------------------------------------------------------------------------
+
+
+class Scope:
+    """Where calls are made: a path of slots, a counter for the next slot, the enclosing call and run.
+
+    Calls and spawns take slots from one counter, so `t1/0` is the first call of what was spawned in slot 1. A scope
+    belongs to the thread and task that first used it; a call made elsewhere in it has no lineage, which is said (None),
+    never guessed.
+    """
+
+    __slots__ = ("_owner", "_task", "count", "parent", "path", "run")
+
+    def __init__(self, path: str = "", *, parent: str | None = None, run: Run | None = None) -> None:
+        self.path = path
+        self.parent = parent
+        self.run = run
+        self.count = 0
+        self._owner = 0
+        self._task: object = None
+
+    def slot(self) -> int | None:
+        """Take the next slot; None where this thread or task is not the scope's own."""
+        me = threading.get_ident()
+        task = _current_task()
+        if self._owner == 0:
+            self._owner, self._task = me, task
+        elif self._owner != me or self._task is not task:
+            return None
+        count = self.count
+        self.count = count + 1
+        return count
+
+    def place(self) -> str | None:
+        """The lineage of a call that starts now."""
+        slot = self.slot()
+        return None if slot is None else f"{self.path}{slot}"
+
+
+def _current_task() -> object:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return None
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+_scope: ContextVar[Scope | None] = ContextVar("sftrace_scope", default=None)
+_main_scope = Scope()
+_FOREIGN = "foreign"
+
+
+def current_scope() -> Scope:
+    """The scope of the current context; the main thread's without one; elsewhere one without lineage."""
+    scope = _scope.get()
+    if scope is not None:
+        return scope
+    if threading.current_thread() is threading.main_thread():
+        return _main_scope
+    return _unplaced
+
+
+class _Unplaced(Scope):
+    __slots__ = ()
+
+    def slot(self) -> int | None:
+        return None
+
+
+_unplaced = _Unplaced()
+
+
+def restart_lineage() -> None:
+    """Begin numbering anew on the main thread: a replay in this process starts like a new process."""
+    global _main_scope
+    _main_scope = Scope()
+
+
+@contextlib.contextmanager
+def entered(scope: Scope) -> Iterator[Scope]:
+    """Make `scope` the current one inside the block; leaving it in another context is harmless."""
+    token = _scope.set(scope)
+    try:
+        yield scope
+    finally:
+        leave(token)
+
+
+def enter(scope: Scope) -> Token[Scope | None]:
+    return _scope.set(scope)
+
+
+def leave(token: Token[Scope | None]) -> None:
+    try:
+        _scope.reset(token)
+    except ValueError:  # left in another context (a generator closed elsewhere): nothing to restore there
+        pass
+
+
+def spawn() -> Scope:
+    """The scope for a task that is spawned here and now."""
+    here = current_scope()
+    slot = here.slot()
+    if slot is None:
+        return _Unplaced(parent=here.parent, run=here.run)
+    return Scope(f"{here.path}t{slot}/", parent=here.parent, run=here.run)
+
+
+def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:
+    """The scope inside a call: its children hang on it."""
+    parent = outer.parent if call is None else call.id
+    run = outer.run if call is None else call.run
+    if lineage is None:
+        return _Unplaced(parent=parent, run=run)
+    return Scope(f"{lineage}/", parent=parent, run=run)
+
+
+# --- runs --------------------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """A call in the journal: begun, and ended exactly once."""
+
+    __slots__ = ("attempts", "ended", "hash", "id", "kind", "model", "n", "name", "run")
+
+    def __init__(self, run: Run, n: int, event_id: str, kind: str, name: str, model: str | None, digest: str) -> None:
+        self.run = run
+        self.n = n
+        self.id = event_id
+        self.kind = kind
+        self.name = name
+        self.model = model
+        self.hash = digest
+        self.attempts = 0
+        self.ended = False
+
+
+class Run:
+    """One run and its journal; opened on disk with its first record."""
+
+    def __init__(self, recorder: Recorder, *, kind: str, target: Path | None, origin: Mapping[str, object]) -> None:
+        self.recorder = recorder
+        self.kind = kind
+        self.id = f"run_{secrets.token_hex(16)}"
+        self._ids = secrets.token_hex(10)
+        self._numbers = itertools.count(1)
+        self.wall0 = recorder.clock()
+        self.mono0 = recorder.ticks()
+        self.origin = origin
+        self.agent: str | None = None
+        self.overwrite = False
+        self.closed = False
+        self.broken = False
+        self.path: Path | None = None
+        self.journal: Journal | None = None
+        self.lock = threading.Lock()
+        self.calls = 0
+        self.open_calls = 0
+        self.losses: dict[str, int] = {}
+        self.trace_ids: dict[str, None] = {}
+        self.input: Prepared | None = None
+        self.output: Prepared | None = None
+        self.failure: tuple[str, str] | None = None
+        self.start_id = self.new_id()
+        self.answered = Answered()
+        self.wire_calls = 0
+        self._target = target
+        self._seen = bytearray()
+        self._scopes: list[str] = []
+
+    def new_id(self) -> str:
+        return f"evt_{self._ids}{next(self._numbers):012x}"
+
+    def now(self) -> int:
+        """ns since this run started, monotonic."""
+        return max(0, self.recorder.ticks() - self.mono0)
+
+    @property
+    def target(self) -> Path:
+        """Where the bundle will be; decided when first asked, since the name holds the first trace id."""
+        if self._target is None:
+            self._target = self.recorder.allocate(self)
+        return self._target
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+    def note_span(self, n: int, scope: str) -> None:
+        """Call `n`'s span reached us."""
+        if scope not in self._scopes:
+            if len(self._scopes) == 255:
+                scope = self._scopes[-1]
+            else:
+                self._scopes.append(scope)
+        if n >= len(self._seen):
+            self._seen.extend(bytes(n + 1 - len(self._seen)))
+        self._seen[n] = self._scopes.index(scope) + 1
+
+    def seen(self, n: int) -> str | None:
+        code = self._seen[n] if n < len(self._seen) else 0
+        return self._scopes[code - 1] if code else None
+
+    def lost(self, what: str, count: int = 1) -> None:
+        self.losses[what] = self.losses.get(what, 0) + count
+
+    def opened(self) -> Journal:
+        """The journal, made on first use with the run_start in it. The caller holds `lock`. Raises OSError."""
+        if self.journal is None:
+            if self.broken or self.closed:
+                raise OSError("this run no longer records")
+            try:
+                self.journal = Journal(self.target, fsync=self.recorder.settings.fsync)
+                self.journal.single(self._start())
+            except OSError:
+                self.broken = True
+                raise
+            self.recorder.announce(self)
+        return self.journal
+
+    def _start(self) -> Single:
+        prepared = self.input
+        value = msgspec.Raw(prepared.data if prepared else b"null")
+        return Single(
+            id=self.start_id,
+            m=0,
+            w=self.wall0,
+            type="run_start",
+            f={"input": value},
+            ih=prepared.digest if prepared else NULL.digest,
+            r=_found(prepared, "/input"),
+        )
+
+
+class Answered:
+    """Which of the model's tool calls were answered in later requests, and which tool events account for them."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[str, str]] = {}
+        self._names: dict[str, int] = {}
+        self._results: set[str] = set()
+
+    def answer(self, call_id: str, name: str, digest: str) -> None:
+        """A request carries the answer of tool call `call_id`: the function's `name`, the digest of the content."""
+        self._answers.setdefault(call_id, (name, digest))
+
+    def tool(self, name: str, digest: str) -> None:
+        """A tool event `name` whose output has `digest`."""
+        short = name.rpartition(".")[2]
+        self._names[short] = self._names.get(short, 0) + 1
+        self._results.add(digest)
+
+    def known(self, call_id: str) -> bool:
+        return call_id in self._answers
+
+    def untraced(self) -> list[str]:
+        """Functions whose result went back to the model although no tool event holds it, sorted."""
+        left = dict(self._names)
+        missing = set()
+        for name, digest in self._answers.values():
+            short = name.rpartition(".")[2]
+            if left.get(short, 0) > 0:
+                left[short] -= 1
+            elif digest not in self._results:
+                missing.add(name)
+        return sorted(missing)
+
+
+NULL = prepare(None, RedactionPolicy.reference())
+
+
+def _found(prepared: Prepared | None, prefix: str) -> list[tuple[str, str]]:
+    return [] if prepared is None else [(prefix + f.pointer, f.reason) for f in prepared.findings]
+
+
+def _pairs(prepared: Prepared) -> list[tuple[str, str]]:
+    return [(f.pointer, f.reason) for f in prepared.findings] if prepared.findings else []
+
+
+class Recorder:
+    """Records the runs of this process into one folder.
+
+    `clock` gives ns since the epoch, `ticks` monotonic ns; `notify` shows one line to the person who started the
+    program. All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: RedactionPolicy,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        ticks: Callable[[], int] = time.perf_counter_ns,
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.policy = policy
+        self.clock = clock
+        self.ticks = ticks
+        self.notify = notify or _stderr
+        self.service: str | None = None
+        self.connections: Callable[[], list[dict[str, object]]] = list
+        self.before_close: list[Callable[[], None]] = []
+        self._runs: dict[str, Run] = {}
+        self._process: Run | None = None
+        self._live: dict[int, Run] = {}
+        self._refs: dict[int, Call | None] = {}
+        self._lock = threading.RLock()
+        self._reported: set[str] = set()
+        self._closing = False
+        if "flight" in settings.formats:
+            _log.warning("OTEL_SFTRACE_FORMATS: this version does not write .flight yet; recording .sftrace")
+
+    # -- what fails open
+
+    def fault(self, what: str, error: BaseException, run: Run | None = None) -> None:
+        """Count a loss and log it, once for each place and class of error; never the message, which may hold a secret."""
+        if run is not None:
+            run.lost(what)
+        key = f"{what}:{type(error).__name__}"
+        if key not in self._reported:
+            self._reported.add(key)
+            detail = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+            _log.error("sftrace: %s failed with %s%s; the program goes on", what, type(error).__name__, detail)
+
+    # -- runs
+
+    def process_run(self) -> Run:
+        """The run of the process, made when first needed; a new one, linked, after it closed."""
+        with self._lock:
+            if self._process is None or self._process.closed:
+                origin: dict[str, object] = {}
+                if self._process is not None:
+                    origin["continues"] = self._process.id
+                elif self.settings.parent:
+                    origin["parent_run"] = self.settings.parent
+                self._process = self.new_run("process", origin=origin)
+            return self._process
+
+    def new_run(self, kind: str, *, target: Path | None = None, origin: Mapping[str, object] | None = None) -> Run:
+        run = Run(self, kind=kind, target=target, origin=origin or {})
+        with self._lock:
+            self._runs[run.id] = run
+        return run
+
+    def run_for(self, scope: Scope, span_id: int = 0) -> Run:
+        """The run of a call: that of its scope, of the live span around it, the only open one, or the process's."""
+        run = scope.run
+        if run is not None and not run.closed:
+            return run
+        if span_id:
+            run = self._live.get(span_id)
+            if run is not None and not run.closed:
+                return run
+        elif scope is _unplaced:
+            others = [run for run in self._runs.values() if run.kind != "process" and not run.closed]
+            if len(others) == 1:
+                return others[0]
+        return self.process_run()
+
+    def joinable(self) -> Run | None:
+        """The open run of the current scope, if it is not the process's."""
+        run = current_scope().run
+        return run if run is not None and not run.closed and run.kind != "process" else None
+
+    def allocate(self, run: Run) -> Path:
+        """A file name for a run: `<agent>-<time>-<first 8 of the trace id>-<run>.sftrace`."""
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(run.wall0 / 1e9))
+        trace = next(iter(run.trace_ids), "")[:8] or "00000000"
+        agent = re.sub(r"[^A-Za-z0-9._-]+", "-", self.policy.redact_text(run.agent or self.agent())[0]).strip("-.")[:60] or "agent"
+        return Path(os.path.abspath(self.settings.dir)) / f"{agent}-{moment}-{trace}-{run.id[4:12]}.sftrace"
+
+    def agent(self) -> str:
+        """The agent's name: the setting, else service.name, else the script."""
+        if self.settings.agent:
+            return self.settings.agent
+        if self.service and not self.service.startswith("unknown_service"):
+            return self.service
+        script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
+        return script or "python"
+
+    # -- calls
+
+    def begin(
+        self,
+        kind: str,
+        name: str,
+        prepared: Prepared,
+        *,
+        scope: Scope,
+        lineage: str | None,
+        provider: str | None = None,
+        model: str | None = None,
+        policy: str = "frozen",
+        span: tuple[int, int] | None = None,
+        run: Run | None = None,
+        event_id: str | None = None,
+        at: tuple[int, int] | None = None,
+    ) -> Call | None:
+        """Journal the start of a call. `span` is (trace id, span id); `at` (ns since run start, ns since the epoch) for
+        calls known afterwards. None when it could not be recorded."""
+        run = run or self.run_for(scope, span[1] if span else 0)
+        try:
+            payload = prepared if self.settings.capture == "full" else NULL
+            clean, redactions = self._name(name, payload)
+            parent = scope.parent if scope.run is None or scope.run is run else None
+            trace = f"{span[0]:032x}" if span and span[0] else None
+            with run.lock:
+                if trace is not None and trace not in run.trace_ids:
+                    run.trace_ids[trace] = None
+                journal = run.opened()
+                run.calls += 1
+                call = Call(run, run.calls, event_id or run.new_id(), kind, name, model, payload.digest)
+                moment = at or (run.now(), self.clock())
+                journal.begin(
+                    Begin(
+                        n=call.n,
+                        id=call.id,
+                        m=moment[0],
+                        w=moment[1],
+                        kind=kind,
+                        name=clean,
+                        p=msgspec.Raw(payload.data),
+                        h=payload.digest,
+                        parent=parent or run.start_id,
+                        provider=provider,
+                        model=model,
+                        policy=policy,
+                        lineage=lineage,
+                        trace=trace,
+                        span=f"{span[1]:016x}" if span and span[1] else None,
+                        r=redactions,
+                        tags=payload.tags,
+                        cut=payload.truncated,
+                    )
+                )
+                run.open_calls += 1
+        except Exception as error:
+            self.fault("recording a call", error, run)
+            return None
+        return call
+
+    def _name(self, name: str, payload: Prepared) -> tuple[str, list[tuple[str, str]]]:
+        redactions = _pairs(payload)
+        clean, found = self.policy.redact_text(name)
+        if found:
+            redactions.extend(("#/name", finding.reason) for finding in found)
+        return clean, redactions
+
+    def end(
+        self,
+        call: Call | None,
+        prepared: Prepared | None,
+        *,
+        end: str = "finished",
+        status: str = "ok",
+        error: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        tokens: tuple[int | None, int | None, int | None] = (None, None, None),
+        extra: Mapping[str, object] | None = None,
+        at: tuple[int, int] | None = None,
+    ) -> str | None:
+        """Journal the end of a call, once: an output, an `error` (see `describe_error`), or both. Gives the output hash."""
+        if call is None or call.ended:
+            return None
+        call.ended = True
+        run = call.run
+        try:
+            payload = prepared if prepared is None or self.settings.capture == "full" else NULL
+            if call.kind == "tool" and payload is not None:
+                run.answered.tool(call.name, payload.digest)
+            with run.lock:
+                if run.closed:
+                    run.lost("calls ended after the run closed")
+                    return None
+                moment = at or (run.now(), self.clock())
+                run.open_calls -= 1
+                run.opened().end(
+                    End(
+                        n=call.n,
+                        m=moment[0],
+                        w=moment[1],
+                        end=end,
+                        id=run.new_id() if payload is not None else None,
+                        p=msgspec.Raw(payload.data) if payload is not None else None,
+                        h=payload.digest if payload is not None else None,
+                        status=status,
+                        model=model,
+                        tokens=tokens,
+                        error=dict(error) if error else None,
+                        error_id=run.new_id() if error else None,
+                        r=_pairs(payload) if payload is not None else [],
+                        tags=payload.tags if payload is not None else {},
+                        extra=dict(extra) if extra else {},
+                        cut=payload.truncated if payload is not None else False,
+                    )
+                )
+            return payload.digest if payload is not None else None
+        except Exception as fault:
+            self.fault("recording a result", fault, run)
+            return None
+
+    def fail(
+        self, call: Call | None, error: BaseException, *, end: str | None = None, extra: Mapping[str, object] | None = None
+    ) -> None:
+        """Journal that a call raised `error`: a failed tool has a result with status error and an error event."""
+        if call is None or call.ended:
+            return
+        try:
+            described = self.describe_error(error)
+            prepared = None
+            if call.kind != "llm":
+                prepared = self.prepare({"error_type": described["type"], "message": described["message"]})
+            how = end or ("cancelled" if described["type"] in ("CancelledError", "GeneratorExit") else "failed")
+        except Exception as fault:
+            call.ended = True
+            self.fault("recording an error", fault, call.run)
+            return
+        self.end(call, prepared, end=how, status="error", error=described, extra=extra)
+
+    def describe_error(self, error: BaseException) -> dict[str, Any]:
+        """Class, redacted message and arguments of an exception. An empty message becomes the class name."""
+        kind = type(error)
+        try:
+            text = str(error)
+        except Exception:
+            text = ""
+        if self.settings.capture != "full":
+            text = ""
+        message, found = self.policy.redact_text(text.encode("utf-8", "backslashreplace").decode() or kind.__name__)
+        described: dict[str, Any] = {
+            "type": kind.__name__,
+            "message": message,
+            "module": kind.__module__,
+            "qualname": kind.__qualname__,
+            "findings": sorted({finding.reason for finding in found}),
+        }
+        args = self.prepare(list(error.args))
+        if self.settings.capture == "full" and not args.truncated and len(args.data) <= BLOB_ABOVE:
+            described["args"] = args.value
+        return described
+
+    def prepare(self, value: object, serializer: Callable[[object], object] | None = None) -> Prepared:
+        """`core.prepare` with this recorder's policy and limit."""
+        return prepare(value, self.policy, serializer=serializer, max_bytes=self.settings.max_payload_bytes)
+
+    def wire(
+        self, call: Call | None, row: dict[str, object], request: bytes | None, response: bytes | None, media: str | None
+    ) -> None:
+        """Journal one HTTP attempt of a call; bodies are redacted here, before they are named."""
+        if call is None or self.settings.capture != "full":
+            return
+        run = call.run
+        try:
+            with run.lock:
+                if run.closed:
+                    run.lost("exchanges ended after the run closed")
+                    return
+                journal = run.opened()
+                sent = row["request"]
+                assert isinstance(sent, dict)
+                sent["body"], changed_out, _ = self._body(journal, request, None)
+                row["body"], changed_in, kept = self._body(journal, response, media)
+                if changed_in and response is not None and kept is not None:
+                    row["chunks"] = _moved(row.get("chunks"), response, kept)
+                if changed_out or changed_in:
+                    row["redacted"] = True
+                row = {"event_id": call.id, "call": call.n, "attempt": call.attempts, **row}
+                call.attempts += 1
+                journal.row("wire", row)
+        except Exception as error:
+            self.fault("recording an exchange", error, run)
+
+    def _body(self, journal: Journal, data: bytes | None, media: str | None) -> tuple[object, bool, bytes | None]:
+        """What stands for a body in `wire.jsonl`, whether redaction changed it, and the bytes kept."""
+        if data is None:
+            return None, False, None
+        try:
+            text, changed = self.policy.redact_document(data.decode("utf-8"))
+            kept = text.encode("utf-8") if changed else data
+        except UnicodeDecodeError:
+            kept = self.policy.redact_bytes(data)
+            changed = kept != data
+            text = None
+        if len(kept) > BLOB_ABOVE or text is None:
+            ref = journal.blob(kept)
+            return {"$blob": ref, "media_type": media or "application/octet-stream", "size": len(kept)}, changed, kept
+        return text, changed, kept
+
+    def single(
+        self, run: Run, kind: str, members: Mapping[str, Prepared], *, parent: str | None = None, status: str = "ok",
+        hashes: Sequence[str] = (),
+    ) -> str | None:  # fmt: skip
+        """Journal an event that is no call. `hashes` names the members behind input_hash and output_hash, in order."""
+        try:
+            with run.lock:
+                event_id = run.new_id()
+                journal = run.opened()
+                journal.single(
+                    Single(
+                        id=event_id,
+                        m=run.now(),
+                        w=self.clock(),
+                        type=kind,
+                        f={name: msgspec.Raw(item.data) for name, item in members.items()},
+                        parent=parent,
+                        status=status,
+                        ih=members[hashes[0]].digest if hashes and hashes[0] else None,
+                        oh=members[hashes[1]].digest if len(hashes) > 1 else None,
+                        r=[pair for name, item in members.items() for pair in _found(item, f"/{name}")],
+                    )
+                )
+            return event_id
+        except Exception as error:
+            self.fault("recording an event", error, run)
+            return None
+
+    # -- spans
+
+    def span_started(
+        self, span_id: int, trace_id: int, parent_id: int | None, kind: str, operation: str | None
+    ) -> str | None:
+        """A span began. `parent_id` is None for a local root; `operation` is gen_ai.operation.name. For a local root
+        gives the bundle's name, to be put on the span as `sftrace.bundle`."""
+        if parent_id is not None:
+            run = self._live.get(parent_id)
+            if run is not None:
+                self._live[span_id] = run
+            return None
+        scope = current_scope()
+        mode = self.settings.scope
+        run = scope.run if scope.run is not None and not scope.run.closed else None
+        if run is None:
+            own = mode == "trace" or (mode == "auto" and (kind in OWN_RUN_KINDS or operation == "invoke_agent"))
+            run = self.new_run("trace", origin={}) if own else self.process_run()
+        trace = f"{trace_id:032x}"
+        run.trace_ids.setdefault(trace, None)
+        self._live[span_id] = run
+        return run.name
+
+    def span_reference(self, span_id: int, scope_name: str) -> bool:
+        """A span ended; True if a boundary of ours has recorded what it is about."""
+        if span_id not in self._refs:
+            return False
+        call = self._refs.pop(span_id)
+        if call is not None:
+            call.run.note_span(call.n, scope_name)
+        return True
+
+    def refer(self, span_id: int, call: Call) -> None:
+        """Expect the span `span_id`: it is the span of `call`. A span that is another call's already stays so."""
+        if span_id:
+            self._refs.setdefault(span_id, call)
+
+    def fold(self, span_id: int) -> None:
+        """Expect the span `span_id` of an HTTP instrumentation below an LLM call: it is no call of its own."""
+        self._refs.setdefault(span_id, None)
+
+    def span_run(self, span_id: int) -> Run | None:
+        """The run of a live span."""
+        return self._live.get(span_id)
+
+    def span_closed(self, span_id: int, *, root: bool, error: tuple[str, str] | None = None) -> None:
+        """A span ended. A local root with a run of its own ends that run; `error` is (class, message) of a failed one."""
+        run = self._live.pop(span_id, None)
+        if run is None or not root or run.kind != "trace":
+            return
+        self._wait(run)
+        self.close_run(run, failure=error)
+
+    def _wait(self, run: Run) -> None:
+        """Give open streams of an ended run their second, unless waiting would block an event loop."""
+        if run.open_calls <= 0 or _current_task() is not None:
+            return
+        deadline = self.ticks() + 1_000_000_000
+        while run.open_calls > 0 and self.ticks() < deadline:
+            time.sleep(0.01)
+
+    def span_row(self, run: Run, row: Mapping[str, object]) -> None:
+        """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it."""
+        try:
+            with run.lock:
+                if run.journal is not None and not run.closed:
+                    run.journal.row("spans", row)
+        except Exception as error:
+            self.fault("recording a span", error, run)
+
+    # -- closing
+
+    def set_failure(self, error: BaseException) -> None:
+        """The program is ending with `error` uncaught: the process's run, if it has one, failed."""
+        run = self._process
+        if run is not None and not run.closed:
+            described = self.describe_error(error)
+            run.failure = (described["type"], described["message"])
+
+    def close_run(self, run: Run, *, failure: tuple[str, str] | None = None) -> Path | None:
+        """End a run and put its bundle in place. A run without a record leaves nothing. Never raises."""
+        with run.lock:
+            if run.closed:
+                return run.path
+            run.closed = True
+        with self._lock:
+            self._runs.pop(run.id, None)
+        if run.journal is None:
+            return None
+        try:
+            run.failure = failure or run.failure
+            run.path, counts = self._finish(run, run.journal)
+        except Exception as error:
+            self.fault("writing the bundle", error, run)
+            self.say(f"sftrace: the bundle could not be written; what was recorded is in {run.journal.folder}")
+            return None
+        self._report(run, counts)
+        return run.path
+
+    def _finish(self, run: Run, journal: Journal) -> tuple[Path, Counts]:
+        moment = (run.now(), self.clock())
+        status = "completed" if run.failure is None else "failed"
+        output = run.output if run.failure is None else None
+        with run.lock:
+            if run.failure is not None:
+                journal.single(self._failure_event(run, *moment))
+            journal.single(
+                Single(
+                    id=run.new_id(),
+                    m=moment[0],
+                    w=moment[1],
+                    type="run_end",
+                    f={
+                        "run_status": msgspec.Raw(b'"%s"' % status.encode()),
+                        "output": msgspec.Raw(output.data if output else b"null"),
+                    },
+                    oh=output.digest if output else NULL.digest,
+                    r=_found(output, "/output"),
+                )
+            )
+        agent, found = self.policy.redact_text(run.agent or self.agent())
+        closing = Closing(
+            run_id=run.id,
+            agent=agent,
+            created_ns=run.wall0,
+            status=status,
+            failure=run.failure,
+            duration_ms=moment[0] // 1_000_000,
+            python=f"{sys.version_info.major}.{sys.version_info.minor}",
+            os=sys.platform,
+            version=f"sftrace-otel {__version__}",
+            run=self._run_json(run),
+            provenance={"schema_version": "1", "origin": "recorded", "tool": f"sftrace-otel {__version__}"},
+            seen=run.seen,
+            redactions=[("/agent_name", finding.reason) for finding in found[:1]],
+        )
+        return journal.close(closing, overwrite=run.overwrite)
+
+    def _failure_event(self, run: Run, mono: int, wall: int) -> Single:
+        assert run.failure is not None
+        kind, message = (msgspec.Raw(msgspec.json.encode(text)) for text in run.failure)
+        return Single(
+            id=run.new_id(),
+            m=mono,
+            w=wall,
+            type="error",
+            f={"error_type": kind, "message": message, "details": msgspec.Raw(b"null")},
+            parent=run.start_id,
+            status="error",
+            oh=NULL.digest,
+        )
+
+    def _run_json(self, run: Run) -> dict[str, object]:
+        connections = self.connections() if run.kind == "process" else []
+        obstacles = self.obstacles(run, connections)
+        return {
+            "schema_version": "1",
+            "agent": self.policy.redact_text(run.agent or self.agent())[0],
+            "kind": run.kind,
+            "origin": dict(run.origin),
+            "trace_ids": list(run.trace_ids),
+            "losses": dict(run.losses),
+            "verdict": {"offline": not obstacles, "obstacles": obstacles},
+            "connections": connections,
+            "policy": self.policy.describe(),
+            "settings": self.settings.public(),
+            "command": [self.policy.redact_text(word)[0] for word in sys.argv],
+        }
+
+    def obstacles(self, run: Run, connections: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+        """What keeps a run from replaying offline, each with what to do about it."""
+        found: list[dict[str, object]] = []
+        for name in run.answered.untraced():
+            found.append(
+                {
+                    "kind": "untraced_tool",
+                    "what": f"the result of {name} went back to the model, and no tool event holds it",
+                    "do": f"decorate {name} with @trace_tool or name it in OTEL_SFTRACE_TOOLS",
+                    "name": name,
+                }
+            )
+        for connection in connections:
+            where = f"{connection['host']}:{connection['port']}"
+            found.append(
+                {
+                    "kind": "connection",
+                    "what": f"{connection['library']} connected to {where} outside every boundary",
+                    "do": "use httpx or httpx2 for it, or trace the function that makes it as a tool",
+                }
+            )
+        if self.settings.capture != "full":
+            found.append(
+                {
+                    "kind": "no_content",
+                    "what": "payloads were not captured",
+                    "do": "record with OTEL_SFTRACE_CAPTURE=full",
+                }
+            )
+        if run.open_calls > 0:
+            found.append(
+                {
+                    "kind": "open_calls",
+                    "what": f"{run.open_calls} calls had not ended when the run did",
+                    "do": "let them finish before the program ends",
+                }
+            )
+        if run.losses:
+            what = ", ".join(f"{name}: {count}" for name, count in sorted(run.losses.items()))
+            found.append({"kind": "losses", "what": what, "do": "see the log lines of sftrace_otel"})
+        return found
+
+    def close(self) -> None:
+        """End every open run; called at exit. Runs that begin later are closed by a second call."""
+        for hook in self.before_close:
+            try:
+                hook()
+            except Exception as error:
+                self.fault("flushing spans", error)
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            if run is self._process:
+                self._wait(run)
+            self.close_run(run)
+        self._warn_uncaptured(runs)
+
+    def _warn_uncaptured(self, runs: Sequence[Run]) -> None:
+        """Be loud when the process talked to an LLM host and nothing of it was captured."""
+        hosts = [item for item in self.connections() if item.get("llm")]
+        if hosts and not any(run.calls for run in runs):
+            names = ", ".join(sorted({str(item["host"]) for item in hosts}))
+            _log.error(
+                "sftrace: this process connected to %s and NO call was captured; run `python -m sftrace_otel doctor`",
+                names,
+            )
+
+    # -- notices
+
+    def announce(self, run: Run) -> None:
+        """The line at the start: where, which content, how to switch off. For the process's run."""
+        if run.kind == "process":
+            content = {"full": "prompts and results, redacted", "metadata": "no payloads"}[self.settings.capture]
+            where = os.path.relpath(run.target) if _below(run.target) else str(run.target)
+            self.say(f"sftrace: recording to {where} ({content}; off: OTEL_SFTRACE_CAPTURE=off)")
+
+    def _report(self, run: Run, counts: Counts) -> None:
+        """The line at the end: calls, bundle, whether it replays, the next command."""
+        if run.kind != "process" or run.path is None:
+            return
+        where = os.path.relpath(run.path) if _below(run.path) else str(run.path)
+        obstacles = self.obstacles(run, self.connections())
+        verdict = "replays offline" if not obstacles else f"does not replay offline: {obstacles[0]['what']}"
+        ended = "completed" if run.failure is None else f"failed with {run.failure[0]}"
+        self.say(
+            f"sftrace: {counts.llm} LLM and {counts.tool} tool and HTTP calls, {ended}, {verdict}: {where}\n"
+            f"sftrace: next: python -m sftrace_otel inspect {where}"
+        )
+
+    def say(self, line: str) -> None:
+        if not self.settings.quiet:
+            try:
+                self.notify(line)
+            except Exception as error:
+                self.fault("writing a notice", error)
+
+
+def _below(path: Path) -> bool:
+    return path.is_relative_to(Path.cwd())
+
+
+def _stderr(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _moved(chunks: object, before: bytes, after: bytes) -> object:
+    """Chunk boundaries after redaction changed a body: kept at the same server-sent event, else one chunk."""
+    if not isinstance(chunks, list) or b"\n\n" not in after:
+        return [[len(after), chunks[0][1] if isinstance(chunks, list) and chunks else 0]]
+    ends, at = [0], after.find(b"\n\n")
+    while at >= 0:
+        ends.append(at + 2)
+        at = after.find(b"\n\n", at + 2)
+    moved, position, start = [], 0, 0
+    for size, offset in chunks:
+        position += size
+        count = before.count(b"\n\n", 0, position)
+        stop = len(after) if position >= len(before) else ends[min(count, len(ends) - 1)]
+        moved.append([max(0, stop - start), offset])
+        start = max(start, stop)
+    return moved
+
+
+# --- the process's recorder ----------------------------------------------------------------------------------------------
+
+_recorders: dict[Path, Recorder] = {}
+_active: Recorder | None = None
+_registry = threading.Lock()
+
+
+def active() -> Recorder | None:
+    """The recorder that boundaries hand their calls to, None when nothing records."""
+    return _active
+
+
+def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Recorder:
+    """The recorder of `settings.dir` in this process, made on first use and from then on the active one."""
+    global _active
+    key = Path(os.path.abspath(settings.dir))
+    with _registry:
+        recorder = _recorders.get(key)
+        if recorder is None:
+            recorder = Recorder(settings, policy or load_policy(settings))
+            if not _recorders:
+                atexit.register(close_all)
+            _recorders[key] = recorder
+        _active = recorder
+        return recorder
+
+
+def release() -> None:
+    """Close every recorder of this process and forget them (tests, and `uninstrument`)."""
+    global _active
+    close_all()
+    with _registry:
+        _recorders.clear()
+        _active = None
+        atexit.unregister(close_all)
+
+
+def close_all() -> None:
+    """End every open run of this process."""
+    for recorder in list(_recorders.values()):
+        recorder.close()
+
+
+def load_policy(settings: Settings) -> RedactionPolicy:
+    """The policy that the settings name; one that cannot be read means the strictest."""
+    if settings.redaction is None:
+        return RedactionPolicy.default(os.environ)
+    try:
+        return RedactionPolicy.from_toml(settings.redaction.read_text("utf-8"), os.environ)
+    except (OSError, ValueError) as error:
+        _log.error(
+            "OTEL_SFTRACE_REDACTION=%s cannot be used (%s); the strictest policy applies", settings.redaction, error
+        )
+        return RedactionPolicy.strictest()
+
+
+def _after_fork() -> None:
+    """In a forked child: leave the parent's journals alone and start with a run of one's own."""
+    for recorder in _recorders.values():
+        parent = recorder._process
+        recorder._lock = threading.RLock()
+        for run in recorder._runs.values():
+            run.closed = True
+            if run.journal is not None:
+                run.journal.abandon()
+        recorder._runs.clear()
+        recorder._live.clear()
+        recorder._refs.clear()
+        recorder._process = None
+        if parent is not None:
+            recorder.settings = _with_parent(recorder.settings, parent.id)
+
+
+def _with_parent(settings: Settings, run_id: str) -> Settings:
+    from dataclasses import replace
+
+    return replace(settings, parent=run_id)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
