@@ -47,7 +47,7 @@ OWN_RUN_KINDS = frozenset({"SERVER", "CONSUMER"})
 """Span kinds whose local root is a run of its own (design "Runs")."""
 
 
-# --- lineage -----------------------------------------------------------------------------------------------------------
+# --- lineage ----------------------------------------------------------------------------------------------------------
 
 
 class Scope:
@@ -166,7 +166,7 @@ def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:
     return Scope(f"{lineage}/", parent=parent, run=run)
 
 
-# --- runs --------------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 class Call:
@@ -365,7 +365,7 @@ class Recorder:
     # -- what fails open
 
     def fault(self, what: str, error: BaseException, run: Run | None = None) -> None:
-        """Count a loss and log it, once for each place and class of error; never the message, which may hold a secret."""
+        """Count a loss; log it once for each place and class of error, never its message, which may hold a secret."""
         if run is not None:
             run.lost(what)
         key = f"{what}:{type(error).__name__}"
@@ -418,8 +418,9 @@ class Recorder:
         """A file name for a run: `<agent>-<time>-<first 8 of the trace id>-<run>.sftrace`."""
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(run.wall0 / 1e9))
         trace = next(iter(run.trace_ids), "")[:8] or "00000000"
-        agent = re.sub(r"[^A-Za-z0-9._-]+", "-", self.policy.redact_text(run.agent or self.agent())[0]).strip("-.")[:60] or "agent"
-        return Path(os.path.abspath(self.settings.dir)) / f"{agent}-{moment}-{trace}-{run.id[4:12]}.sftrace"
+        named = self.policy.redact_text(run.agent or self.agent())[0]
+        agent = re.sub(r"[^A-Za-z0-9._-]+", "-", named).strip("-.")[:60] or "agent"
+        return self.settings.dir.absolute() / f"{agent}-{moment}-{trace}-{run.id[4:12]}.sftrace"
 
     def agent(self) -> str:
         """The agent's name: the setting, else service.name, else the script."""
@@ -511,7 +512,7 @@ class Recorder:
         extra: Mapping[str, object] | None = None,
         at: tuple[int, int] | None = None,
     ) -> str | None:
-        """Journal the end of a call, once: an output, an `error` (see `describe_error`), or both. Gives the output hash."""
+        """Journal the end of a call, once: an output, an `error` (`describe_error`), or both. Gives the output hash."""
         if call is None or call.ended:
             return None
         call.ended = True
@@ -552,7 +553,12 @@ class Recorder:
             return None
 
     def fail(
-        self, call: Call | None, error: BaseException, *, end: str | None = None, extra: Mapping[str, object] | None = None
+        self,
+        call: Call | None,
+        error: BaseException,
+        *,
+        end: str | None = None,
+        extra: Mapping[str, object] | None = None,
     ) -> None:
         """Journal that a call raised `error`: a failed tool has a result with status error and an error event."""
         if call is None or call.ended:
@@ -596,7 +602,12 @@ class Recorder:
         return prepare(value, self.policy, serializer=serializer, max_bytes=self.settings.max_payload_bytes)
 
     def wire(
-        self, call: Call | None, row: dict[str, object], request: bytes | None, response: bytes | None, media: str | None
+        self,
+        call: Call | None,
+        row: dict[str, object],
+        request: bytes | None,
+        response: bytes | None,
+        media: str | None,
     ) -> None:
         """Journal one HTTP attempt of a call; bodies are redacted here, before they are named."""
         if call is None or self.settings.capture != "full":
@@ -712,7 +723,7 @@ class Recorder:
         return self._live.get(span_id)
 
     def span_closed(self, span_id: int, *, root: bool, error: tuple[str, str] | None = None) -> None:
-        """A span ended. A local root with a run of its own ends that run; `error` is (class, message) of a failed one."""
+        """A span ended. A local root with a run of its own ends that run; `error`: (class, message) of a failed one."""
         run = self._live.pop(span_id, None)
         if run is None or not root or run.kind != "trace":
             return
@@ -959,7 +970,7 @@ def _moved(chunks: object, before: bytes, after: bytes) -> object:
     return moved
 
 
-# --- the process's recorder ----------------------------------------------------------------------------------------------
+# --- the process's recorder -------------------------------------------------------------------------------------------
 
 _recorders: dict[Path, Recorder] = {}
 _active: Recorder | None = None
@@ -974,7 +985,7 @@ def active() -> Recorder | None:
 def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Recorder:
     """The recorder of `settings.dir` in this process, made on first use and from then on the active one."""
     global _active
-    key = Path(os.path.abspath(settings.dir))
+    key = settings.dir.absolute()
     with _registry:
         recorder = _recorders.get(key)
         if recorder is None:

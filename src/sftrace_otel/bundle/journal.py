@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import orjson
@@ -43,7 +43,7 @@ def timestamp(unix_ns: int) -> str:
 
 
 class Begin(msgspec.Struct, tag_field="k", tag="b", gc=False):
-    """A call began: `n` its number in the run, `m` ns since run start, `w` ns since the epoch, `p` canonical payload."""
+    """A call began: `n` its number in the run, `m` ns since run start, `w` ns since the epoch, `p` its payload."""
 
     n: int
     id: str
@@ -116,7 +116,7 @@ class Closing:
     run_id: str
     agent: str
     created_ns: int
-    status: str
+    status: Literal["completed", "failed", "running"]
     failure: tuple[str, str] | None
     duration_ms: int
     python: str
@@ -142,7 +142,7 @@ class Counts:
 
 
 class Journal:
-    """Writes one run's records. Not thread-safe: the run that owns it holds a lock. Errors are OSError, for its owner."""
+    """Writes one run's records. Not thread-safe: the run that owns it holds a lock. Raises OSError."""
 
     def __init__(self, target: Path, *, fsync: str) -> None:
         self.target = target
@@ -207,7 +207,7 @@ class Journal:
         self._main = -1
 
     def close(self, closing: Closing, *, overwrite: bool = False) -> tuple[Path, Counts]:
-        """Build the bundle and put it in place by rename. Raises OSError or TraceStorageError; the journal then stays."""
+        """Build the bundle and put it in place. Raises OSError or TraceStorageError; the journal then stays."""
         self.abandon()
         counts = _build(self.folder, closing)
         finish_folder(
@@ -230,7 +230,7 @@ def _close(file: int) -> None:
 
 
 def _write(file: int, data: bytes) -> None:
-    """Write all of `data`. One `write` in the ordinary case; after a short one, the rest, so that no line stays torn."""
+    """Write all of `data`: one `write` in the ordinary case, after a short one the rest, so no line stays torn."""
     done = os.write(file, data)
     while done < len(data):
         done += os.write(file, data[done:])
@@ -298,7 +298,7 @@ def _offsets(path: Path) -> list[int]:
 
 
 def _build(folder: Path, closing: Closing) -> Counts:
-    """Write `events.jsonl`, `calls.jsonl`, `run.json` and `provenance.json` from the journal, then remove the journal."""
+    """Write the files of a bundle from the journal, then remove the journal."""
     path = folder / JOURNAL_FILE
     counts = Counts()
     counts.entries.extend(

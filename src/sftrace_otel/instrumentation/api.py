@@ -36,7 +36,7 @@ _SCOPE = "sftrace_otel.llm"
 T = TypeVar("T")
 
 
-# --- record() ------------------------------------------------------------------------------------------------------------
+# --- record() ---------------------------------------------------------------------------------------------------------
 
 
 class RecordingSession:
@@ -165,13 +165,11 @@ def record(
     replay. The block's exceptions pass through and make the run a failed one. Inert under replay.
     Raises ValueError for an empty name and TraceStorageError for a path of another kind.
     """
-    return RecordingSession(
-        agent_name, output=output, overwrite=overwrite, serializer=serializer, run_input=run_input
-    )
+    return RecordingSession(agent_name, output=output, overwrite=overwrite, serializer=serializer, run_input=run_input)
 
 
 def _bundle_path(output: str | Path) -> Path:
-    path = Path(os.path.abspath(Path(output).expanduser()))
+    path = Path(output).expanduser().absolute()
     if path.suffix != ".sftrace":
         raise TraceStorageError(f"{output}: the path of a bundle ends in .sftrace")
     return path
@@ -194,7 +192,7 @@ def _own_recorder() -> Recorder | None:
     return recorder
 
 
-# --- the current run -----------------------------------------------------------------------------------------------------
+# --- the current run --------------------------------------------------------------------------------------------------
 
 
 def _current_run() -> Run | None:
@@ -241,7 +239,7 @@ def _state_change(run: Run, key: str | None, before: Any, after: Any, serializer
     recorder.single(run, "state_change", values, parent=parent or run.start_id, hashes=("before", "after"))
 
 
-# --- LLM calls through any client ----------------------------------------------------------------------------------------
+# --- LLM calls through any client -------------------------------------------------------------------------------------
 
 
 class _Semantic:
@@ -267,9 +265,7 @@ class _Semantic:
         lineage = current_scope().place()
         prepared = replay.prepare(self.payload, self.serializer)
         name = f"{self.provider}/{self.model}" if self.provider else self.model
-        decision = replay.decide(
-            "llm", name, prepared.value, lineage=lineage, provider=self.provider, model=self.model
-        )
+        decision = replay.decide("llm", name, prepared.value, lineage=lineage, provider=self.provider, model=self.model)
         assert decision.call is not None
         span = tracing.start_span(
             _SCOPE, f"chat {self.model}", tracing.CLIENT, {**self.attributes, **replaying.marks(decision)}
@@ -328,9 +324,7 @@ class _Described:
 
     def returned(self, value: Any) -> None:
         try:
-            self.recorder.end(
-                self.call, self.recorder.prepare(value, self.what.serializer), model=self.what.model
-            )
+            self.recorder.end(self.call, self.recorder.prepare(value, self.what.serializer), model=self.what.model)
             tracing.end_span(self.span)
         except Exception as error:
             self.recorder.fault("recording an LLM answer", error)

@@ -22,11 +22,11 @@ from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.recorder import Call, Recorder, current_scope
 
 if TYPE_CHECKING:
-    from sftrace_otel.instrumentation.llm import LlmCall
+    from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
 
 __all__ = ["Exchange", "Head", "answer_payload", "body_value", "call_name", "current_llm", "request_payload"]
 
-current_llm: ContextVar[LlmCall | None] = ContextVar("sftrace_llm", default=None)
+current_llm: ContextVar[LlmCall | ServedLlmCall | None] = ContextVar("sftrace_llm", default=None)
 """The SDK's LLM call whose attempts are being made here."""
 
 Pairs = list[list[str]]
@@ -53,7 +53,7 @@ def header(pairs: Iterable[Sequence[str]], name: str) -> str:
 
 
 def call_name(head: Head, policy: RedactionPolicy) -> str:
-    """`http METHOD scheme://host[:port]/path`, without query and userinfo (design, "From calls and spans to events")."""
+    """`http METHOD scheme://host[:port]/path`, no query, no userinfo (design, "From calls and spans to events")."""
     scheme, _, rest = policy.redact_url(head.url).partition("://")
     authority, slash, path = rest.partition("#")[0].partition("?")[0].partition("/")
     return f"http {head.method} {scheme}://{authority.rpartition('@')[2]}{slash}{path}"
@@ -93,7 +93,7 @@ class Exchange:
     """Records one attempt. Its methods never raise; `finish` counts once."""
 
     __slots__ = (
-        "_around", "_chunks", "_done", "_first", "_raw", "_started", "_status", "call", "decoder", "head", "headers", "llm",
+        "_around", "_chunks", "_done", "_raw", "_started", "_status", "call", "decoder", "head", "headers", "llm",
         "reason", "recorder", "sent", "version",
     )  # fmt: skip
 
@@ -112,7 +112,6 @@ class Exchange:
         self._chunks: list[int] = []
         self._around = 0
         self._started = recorder.ticks()
-        self._first = 0
         self._done = False
 
     def begin(self, body: bytes | None, span: tuple[int, int] | None, http_span: int) -> None:
@@ -175,7 +174,7 @@ class Exchange:
         self.finish("cancelled" if type(error).__name__ == "CancelledError" else "failed", error)
 
     def finish(self, end: str, error: BaseException | None = None) -> None:
-        """The exchange is over: `finished`, `failed`, `closed`, `abandoned` or `cancelled`. Only the first call counts."""
+        """The exchange is over: finished, failed, closed, abandoned or cancelled. Only the first call counts."""
         if self._done:
             return
         self._done = True
@@ -222,14 +221,12 @@ class Exchange:
     def _decoded(self) -> tuple[bytes, list[list[int]], str | None]:
         """The body without its content-encoding, its chunks as [size, ns since the request], the encoding removed."""
         encoding = header(self.headers, "content-encoding").strip().lower()
-        parts: list[bytes] | None = self._raw
+        parts = self._raw
         removed = None
-        if encoding and encoding != "identity" and self._raw:
-            parts = self.decoder(encoding, self._raw)
-            if parts is None:
-                parts = self._raw
-            else:
-                removed = encoding
+        if encoding and encoding != "identity" and parts:
+            decoded = self.decoder(encoding, parts)
+            if decoded is not None:
+                parts, removed = decoded, encoding
         chunks = [[len(part), at - self._started] for part, at in zip(parts, self._chunks, strict=False) if part]
         return b"".join(parts), chunks, removed
 

@@ -60,7 +60,7 @@ def notice_connections() -> None:
 
 
 def connections() -> list[dict[str, object]]:
-    """Connections outside every boundary so far: host, port, the library that made them, and if the host serves LLMs."""
+    """Connections outside every boundary so far: host, port, the library that made them, whether for LLMs."""
     with _lock:
         return [dict(item) for item in _seen.values()]
 
@@ -95,11 +95,11 @@ def _hook() -> None:
 
 
 def _audit(event: str, args: tuple[object, ...]) -> None:
-    if event == "socket.connect" and (_noticing or _session is not None):
+    if not event.startswith("socket.") or not (_noticing or _session is not None):
+        return
+    if event == "socket.connect" or (event == "socket.sendto" and _session is not None):
         _connect(args[0], args[1])
-    elif event == "socket.sendto" and _session is not None:
-        _connect(args[0], args[1])
-    elif event == "socket.getaddrinfo" and (_noticing or _session is not None):
+    elif event == "socket.getaddrinfo":
         _resolve(args[0], args[1])
 
 
@@ -149,7 +149,9 @@ def _suppressed() -> bool:
     context = sys.modules.get("opentelemetry.context")
     if context is None:
         return False
-    return bool(context.get_value("suppress_instrumentation")) or bool(context.get_value("suppress_http_instrumentation"))
+    return bool(context.get_value("suppress_instrumentation")) or bool(
+        context.get_value("suppress_http_instrumentation")
+    )
 
 
 _PLUMBING = frozenset(

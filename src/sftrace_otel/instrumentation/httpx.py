@@ -38,7 +38,7 @@ _busy: ContextVar[object] = ContextVar("sftrace_exchange", default=None)
 """The request whose exchange is under way here: a transport inside a transport is one exchange."""
 
 
-# --- drivers -------------------------------------------------------------------------------------------------------------
+# --- drivers ----------------------------------------------------------------------------------------------------------
 
 
 def _handle(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,7 +113,7 @@ def _reset(token: Any) -> None:
         pass
 
 
-# --- recording -----------------------------------------------------------------------------------------------------------
+# --- recording --------------------------------------------------------------------------------------------------------
 
 
 def _start(recorder: Recorder, request: Any) -> Exchange | None:
@@ -318,17 +318,14 @@ def _how(error: BaseException) -> str:
     return "cancelled" if type(error).__name__ == "CancelledError" else "failed"
 
 
-# --- replaying -----------------------------------------------------------------------------------------------------------
+# --- replaying --------------------------------------------------------------------------------------------------------
 
 
 def _serve(replay: replaying.Active, request: Any, body: bytes, *, asynchronous: bool) -> Any:
     """The recorded answer as a response of the client's own type. Raises a ReplayError where there is none."""
     head = _head(request)
     llm = current_llm.get()
-    if isinstance(llm, ServedLlmCall):
-        answer = llm.serve(head, body)
-    else:
-        answer = _serve_http(replay, head, body)
+    answer = llm.serve(head, body) if isinstance(llm, ServedLlmCall) else _serve_http(replay, head, body)
     return _response(_module_of(request), request, answer, asynchronous)
 
 
@@ -365,7 +362,7 @@ def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseEx
     kind = getattr(module, str(recorded.get("qualname")), None)
     message = str(recorded.get("message") or recorded.get("qualname") or "connection failed")
     if isinstance(kind, type) and issubclass(kind, module.TransportError):
-        return kind(message, request=request)
+        return kind(message, request=request)  # type: ignore[no-any-return]
     return module.ConnectError(message, request=request)  # type: ignore[no-any-return]
 
 
@@ -402,7 +399,7 @@ class _AsyncServed:
         """Nothing is open."""
 
 
-# --- other transports ----------------------------------------------------------------------------------------------------
+# --- other transports -------------------------------------------------------------------------------------------------
 
 
 class _Transport:

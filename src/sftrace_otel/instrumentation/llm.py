@@ -18,10 +18,11 @@ import msgspec
 import orjson
 
 from sftrace_otel.core.mapping import wire
+from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header
 from sftrace_otel.instrumentation.outcomes import Answer, answers_of
-from sftrace_otel.recorder import Call, Recorder, Scope, current_scope
+from sftrace_otel.recorder import Call, Recorder, Scope
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -108,7 +109,13 @@ class LlmCall:
         return self.recorder.prepare(content).digest
 
     def exchange_done(
-        self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None, first: float | None
+        self,
+        status: int | None,
+        headers: Pairs,
+        body: bytes,
+        end: str,
+        error: BaseException | None,
+        first: float | None,
     ) -> None:
         """An attempt's body ended. It is the call's last unless the SDK tries again, which only its return tells."""
         self._last = (status, headers, body, end, error)
@@ -144,9 +151,7 @@ class LlmCall:
             self.recorder.fault("recording an answer", fault)
             self._finish_span(error)
 
-    def _end_call(
-        self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None
-    ) -> None:
+    def _end_call(self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None) -> None:
         media = header(headers, "content-type")
         output = wire.assemble(body) if media.startswith("text/event-stream") else body_value(body, media)
         prepared = self.recorder.prepare(output)
@@ -176,7 +181,9 @@ class LlmCall:
 class ServedLlmCall:
     """An LLM call under replay: matched with its first attempt, then answered attempt by attempt."""
 
-    def __init__(self, active: replaying.Active, endpoint: wire.Endpoint, provider: str, span: Span, scope: Scope) -> None:
+    def __init__(
+        self, active: replaying.Active, endpoint: wire.Endpoint, provider: str, span: Span, scope: Scope
+    ) -> None:
         self.active = active
         self.endpoint = endpoint
         self.provider = provider
@@ -187,8 +194,6 @@ class ServedLlmCall:
 
     def serve(self, head: Head, body: bytes | None) -> Answer:
         """The answer of the next attempt. Raises ReplayStop with the error of the session."""
-        from sftrace_otel.errors import ReplayError
-
         try:
             if self._answers is None:
                 self._answers = self._match(head, body)
@@ -220,11 +225,6 @@ class ServedLlmCall:
     def ended(self, error: BaseException | None) -> None:
         """The SDK returned or raised."""
         tracing.end_span(self.span, error)
-
-
-def scope_here() -> Scope:
-    """The scope that an LLM call takes its place in."""
-    return current_scope()
 
 
 def attributes_of(endpoint: wire.Endpoint, body: object, provider: str, host: str, port: int | None) -> dict[str, Any]:

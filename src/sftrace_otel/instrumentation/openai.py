@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary of the openai SDK, 1.x to 3.x.
 
-Decision: one seam, `SyncAPIClient.request` and `AsyncAPIClient.request`, around the SDK's retry loop; every typed helper
-(`create`, `parse`, `stream`, raw and streaming responses, Azure) goes through it, and the SDK's return types are never
-touched. Endpoints that are no inference go the way of any HTTP call. Rejected: wrapping `Completions.create` and its
-kin, a list that grows with each release and misses the helpers.
+Decision: one seam, `SyncAPIClient.request` and `AsyncAPIClient.request`, around the SDK's retry loop; every typed
+helper (`create`, `parse`, `stream`, raw and streaming responses, Azure) goes through it, and the SDK's return types are
+never touched. Endpoints that are no inference go the way of any HTTP call. Rejected: wrapping `Completions.create` and
+its kin, a list that grows with each release and misses the helpers.
 """
 
 from __future__ import annotations

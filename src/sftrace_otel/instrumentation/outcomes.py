@@ -11,8 +11,8 @@ Source: `design.md`, "Outcome".
 from __future__ import annotations
 
 import asyncio
-import builtins
 import base64
+import builtins
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ def give_back(call: RecordedCall) -> object:
 
 
 def rebuilt_exception(kind: str, name: str, outcome: Outcome) -> BaseException:
-    """An instance of the recorded class (a subclass that is also RecordedDependencyError) with the recorded arguments."""
+    """An instance of the recorded class, also a RecordedDependencyError, with the recorded arguments."""
     recorded = outcome.exception or {}
     error_type = outcome.error_type or "Exception"
     message = outcome.error_message or error_type
@@ -58,7 +58,9 @@ def rebuilt_exception(kind: str, name: str, outcome: Outcome) -> BaseException:
 
 def _arguments(recorded: Mapping[str, Any], message: str) -> tuple[object, ...]:
     arguments = recorded.get("args")
-    if isinstance(arguments, (list, tuple)) and all(isinstance(item, (str, int, float, type(None))) for item in arguments):
+    if isinstance(arguments, (list, tuple)) and all(
+        isinstance(item, (str, int, float, type(None))) for item in arguments
+    ):
         return tuple(arguments)
     return (message,)
 
@@ -74,9 +76,7 @@ def _loaded_class(module: object, qualname: object) -> type[BaseException] | Non
     return None
 
 
-def _subclass(
-    base: type[BaseException] | None, recorded: Mapping[str, Any], error_type: str
-) -> type[BaseException]:
+def _subclass(base: type[BaseException] | None, recorded: Mapping[str, Any], error_type: str) -> type[BaseException]:
     members = {
         "__module__": str(recorded.get("module") or "builtins"),
         "__qualname__": str(recorded.get("qualname") or error_type),
@@ -121,7 +121,7 @@ def _instance(kind: type[BaseException], base: type[BaseException] | None, args:
     return error
 
 
-# --- HTTP ----------------------------------------------------------------------------------------------------------------
+# --- HTTP -------------------------------------------------------------------------------------------------------------
 
 
 class Answer:
@@ -241,7 +241,7 @@ def _http_answer(output: object) -> Answer:
     return Answer(output["status_code"], pairs, [_body_bytes(body)] if body is not None else [])
 
 
-def _body_bytes(body: object) -> bytes:
+def _body_bytes(body: Any) -> bytes:
     if isinstance(body, str):
         return body.encode("utf-8")
     if isinstance(body, Mapping) and set(body) == {"base64"} and isinstance(body["base64"], str):

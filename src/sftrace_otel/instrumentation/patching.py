@@ -2,9 +2,9 @@
 """One table of patches: what was wrapped, by which handle, and how it is taken off again.
 
 Decision: wrapt's deferred hooks, so that nothing is imported that the program does not import, and `unwrap_object`,
-which takes our wrapper out of the middle of a chain when others wrapped on top. A patch is keyed by the object that owns
-the attribute, not by a module's name: `httpx2.alias_httpx()` makes two names of one class. Rejected: popping the
-outermost wrapper (the OTel helper's way), which removes whatever is there.
+which takes our wrapper out of the middle of a chain when others wrapped on top. A patch is keyed by the object that
+owns the attribute, not by a module's name: `httpx2.alias_httpx()` makes two names of one class. Rejected: popping the
+outermost wrapper, which removes whatever is there.
 
 A wrapper that stays behind (somebody kept a reference) passes through, since every wrapper asks what is active first.
 """
@@ -86,7 +86,7 @@ class Patches:
 
     def _has(self, owner: Any, attribute: str) -> bool:
         return any(
-            have is owner and name == attribute and wrapt.is_wrapped_by(owner, attribute, handle)
+            have is owner and name == attribute and _wrapped(owner, attribute, handle)
             for have, name, handle in self._handles
         )
 
@@ -99,3 +99,13 @@ def _owner(module: ModuleType, path: str) -> tuple[Any, str]:
     if attribute not in vars(owner):
         raise AttributeError(path)
     return owner, attribute
+
+
+def _wrapped(owner: Any, attribute: str, handle: Any) -> bool:
+    """True while `handle` is somewhere in the chain of wrappers on the attribute."""
+    found = vars(owner).get(attribute)
+    while found is not None:
+        if found is handle:
+            return True
+        found = getattr(found, "__wrapped__", None)
+    return False

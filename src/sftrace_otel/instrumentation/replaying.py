@@ -81,8 +81,10 @@ def activate(
     guard_process: bool = False,
     allow: Sequence[str] = (),
 ) -> Active:
-    """Answer every boundary from `session` from now on. `blob` reads a body by its reference. `guard_process` stops
-    connections outside the boundaries, but for `allow` (`host:port`). Raises RuntimeError if a replay is active already.
+    """Answer every boundary from `session` from now on.
+
+    `blob` reads a body by its reference. `guard_process` stops connections outside the boundaries, but for `allow`
+    (`host:port`). Raises RuntimeError if a replay is active already.
     """
     global _active
     with _lock:
@@ -105,7 +107,11 @@ def deactivate() -> None:
 
 def marks(decision: Decision) -> dict[str, Any]:
     """Span attributes of a served call: a replay never reports an effect as newly executed."""
-    found: dict[str, Any] = {"sftrace.replay.active": True, "sftrace.replay.served": True, "sftrace.replay.rung": decision.rung}
+    found: dict[str, Any] = {
+        "sftrace.replay.active": True,
+        "sftrace.replay.served": True,
+        "sftrace.replay.rung": decision.rung,
+    }
     if decision.call is not None:
         found["sftrace.replay.event.id"] = decision.call.request_id
     return found

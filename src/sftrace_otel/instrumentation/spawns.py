@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """asyncio tasks take their place in the lineage where they are spawned.
 
-Decision: wrap `BaseEventLoop.create_task`, through which `asyncio.create_task`, `gather`, `TaskGroup` and `run` go: the
-spawn takes a slot of the scope it happens in, and the task starts in a scope of its own. Only the context that the new
-task would have got anyway is changed. A loop that makes its tasks otherwise leaves calls without lineage, which matching
-then does without. Rejected: numbering tasks by their first call, which another schedule would number otherwise.
+Decision: wrap `BaseEventLoop.create_task`, through which `asyncio.create_task`, `gather`, `TaskGroup` and `run` go:
+the spawn takes a slot of the scope it happens in, and the task starts in a scope of its own. Only the context that the
+new task would have got anyway is changed. A loop that makes its tasks otherwise leaves calls without lineage, which
+matching then does without. Rejected: numbering tasks by their first call, which another schedule numbers otherwise.
 """
 
 from __future__ import annotations

@@ -41,7 +41,12 @@ POLICIES = frozenset({"frozen", "live", "manual", "forbidden", "derived"})
 def trace_tool(tool: F, /) -> F: ...
 @overload
 def trace_tool(
-    tool: None = None, /, *, name: str | None = None, serializer: Serializer | None = None, replay_policy: str = "frozen"
+    tool: None = None,
+    /,
+    *,
+    name: str | None = None,
+    serializer: Serializer | None = None,
+    replay_policy: str = "frozen",
 ) -> Callable[[F], F]: ...
 
 
@@ -83,7 +88,7 @@ def _name_of(tool: Any) -> str:
     return str(getattr(tool, "__name__", None) or type(tool).__name__)
 
 
-# --- binding arguments ---------------------------------------------------------------------------------------------------
+# --- binding arguments ------------------------------------------------------------------------------------------------
 
 
 class Tool:
@@ -163,7 +168,7 @@ def _defaults(signature: inspect.Signature | None) -> dict[str, Any]:
     }
 
 
-# --- one call ------------------------------------------------------------------------------------------------------------
+# --- one call ---------------------------------------------------------------------------------------------------------
 
 
 class _Recording:
@@ -192,7 +197,15 @@ class _Recording:
         self.span = tracing.start_span(_SCOPE, tool.span_name, tracing.INTERNAL, attributes)
         ids = tracing.ids_of(self.span)
         self.call = recorder.begin(
-            "tool", tool.name, prepared, scope=outer, lineage=lineage, policy=tool.policy, span=ids, run=run, event_id=reserved
+            "tool",
+            tool.name,
+            prepared,
+            scope=outer,
+            lineage=lineage,
+            policy=tool.policy,
+            span=ids,
+            run=run,
+            event_id=reserved,
         )
         if self.call is not None:
             recorder.refer(ids[1], self.call)
@@ -253,7 +266,7 @@ def _serve(replay: replaying.Active, tool: Tool, args: tuple[Any, ...], kwargs: 
     return result
 
 
-# --- drivers -------------------------------------------------------------------------------------------------------------
+# --- drivers ----------------------------------------------------------------------------------------------------------
 
 
 def _wrapper(tool: Tool) -> Callable[..., Any]:
@@ -355,10 +368,11 @@ def _generator(tool: Tool) -> Callable[..., Any]:
         replay = replaying._active
         if replay is not None:
             yield from cast("list[Any]", _serve(replay, tool, args, kwargs))
-            return None
+            return
         record = None if recorder is None else _begin(recorder, tool, args, kwargs)
         if record is None:
-            return (yield from target(*args, **kwargs))
+            yield from target(*args, **kwargs)
+            return
         items: list[Any] = []
         try:
             for item in target(*args, **kwargs):
@@ -371,7 +385,6 @@ def _generator(tool: Tool) -> Callable[..., Any]:
             record.raised(error)
             raise
         record.returned(items)
-        return None
 
     return call
 
@@ -407,7 +420,7 @@ def _async_generator(tool: Tool) -> Callable[..., Any]:
     return call
 
 
-# --- OTEL_SFTRACE_TOOLS --------------------------------------------------------------------------------------------------
+# --- OTEL_SFTRACE_TOOLS -----------------------------------------------------------------------------------------------
 
 _installed: list[tuple[Any, str, Any, Any]] = []
 _wanted: dict[str, list[str]] = {}

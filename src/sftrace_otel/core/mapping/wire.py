@@ -217,7 +217,7 @@ def tool_answers(body: object) -> Iterator[tuple[str, str, object]]:
             yield call_id, names.get(call_id, call_id), item.get("output")
 
 
-# --- streams -------------------------------------------------------------------------------------------------------------
+# --- streams ----------------------------------------------------------------------------------------------------------
 
 
 def sse_events(data: bytes) -> Iterator[tuple[str | None, str]]:
@@ -397,10 +397,10 @@ def _response_events(response: Mapping[str, Any]) -> Iterator[bytes]:
     """The events of the Responses API that an SDK needs to rebuild `response`."""
     number = 0
 
-    def event(name: str, **members: Any) -> bytes:
+    def event(kind: str, /, **members: Any) -> bytes:
         nonlocal number
         number += 1
-        return _event({"type": name, "sequence_number": number - 1, **members}, name)
+        return _event({"type": kind, "sequence_number": number - 1, **members}, kind)
 
     yield event("response.created", response={**response, "status": "in_progress", "output": []})
     for at, item in enumerate(_objects(response.get("output"))):
