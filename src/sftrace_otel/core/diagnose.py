@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a live call has no answer: finds the reason, the nearest recorded call and the advice.
+
+Runs once per replay, when it stops, so it may walk the recording; what it compares is bounded. Three causes are told
+apart because they ask for three remedies: never recorded, recorded but with another input (where), and recorded n
+times but asked for once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from sftrace_otel.core import match
+from sftrace_otel.core.lookup import Asked, Lookup
+from sftrace_otel.core.match import Difference
+from sftrace_otel.core.miss import Miss, advise_on, printable, title_of
+from sftrace_otel.core.plan import RecordedCall
+from sftrace_otel.errors import (
+    CanonicalizationError,
+    ReplayExhaustedError,
+    ReplayMismatchError,
+    ReplayPolicyError,
+    SftraceError,
+)
+from sftrace_otel.formats import canonical
+
+_NEAR: Final = 256
+"""Recorded calls that are compared with the live one to find the nearest."""
+
+_KEPT: Final = 50
+"""Differences that a miss keeps."""
+
+_FAR: Final = 20
+"""Differences beyond which two calls are equally unlike."""
+
+_RECORD_AGAIN: Final = "change the program back, or record again"
+
+_REFUSALS: Final = {
+    "forbidden": ("its recorded policy forbids replaying it", "change its replay policy, or do not make the call"),
+    "manual": ("its recorded policy asks for approval, which frozen mode cannot give", "change its replay policy"),
+    "payload_truncated": (
+        "its payload was cut when it was recorded",
+        "record again with a larger OTEL_SFTRACE_MAX_PAYLOAD_BYTES",
+    ),
+}
+
+
+def position(lookup: Lookup) -> str:
+    """Where the replay stands: "call 5 of 9"."""
+    total = len(lookup)
+    if lookup.used_count >= total:
+        return f"call {lookup.used_count + 1}, after all {total} recorded calls"
+    return f"call {lookup.used_count + 1} of {total}"
+
+
+def no_answer(lookup: Lookup, asked: Asked, nearest: int | None = None) -> ReplayMismatchError:
+    """The error for a live call that no unused recorded call equals; `nearest` where the order demands that call."""
+    twins = lookup.twins(asked)
+    if twins:
+        return _used_up(lookup, asked, twins)
+    if lookup.used_count == len(lookup):
+        return _ended(lookup, asked)
+    if nearest is None:
+        nearest = _nearest(lookup, asked)
+    call = lookup.calls[nearest]
+    found, more = _differences(lookup, nearest, asked)
+    if lookup.identity_of(nearest) == asked.identity and not _elsewhere(asked, found):
+        reason, summary = "input_differs", f"the input of {asked.title} differs from the recording"
+        advice = advise_on(asked.live.kind, found)
+    else:
+        reason, summary = "not_recorded", _not_recorded(lookup, asked, call)
+        advice = (*advise_on(asked.live.kind, found[:1] if asked.live.kind == "http" else ()), _RECORD_AGAIN)
+        if lookup.identity_of(nearest)[0] != asked.live.kind or asked.live.kind == "tool":
+            found, more = (), 0
+    recorded, computed = _recorded_fingerprint(call)
+    return _mismatch(
+        Miss(
+            reason=reason,
+            summary=summary,
+            position=position(lookup),
+            live=asked.title,
+            nearest=call,
+            differences=found,
+            more=more,
+            recorded_fingerprint=recorded,
+            recorded_computed=computed,
+            live_fingerprint=_fingerprint(asked),
+            advice=advice,
+        )
+    )
+
+
+def _used_up(lookup: Lookup, asked: Asked, twins: Sequence[int]) -> ReplayExhaustedError:
+    count = len(twins)
+    times = "once" if count == 1 else f"{count} times"
+    skipped = next((lookup.calls[i].parent for i in twins if lookup.calls[i].parent is not None), None)
+    advice = [f"the program makes this call more often than when it was recorded: {_RECORD_AGAIN}"]
+    if skipped is not None and lookup.used[skipped]:
+        advice.insert(0, f"it was recorded inside {title_of(lookup.calls[skipped])}, which was served as a whole")
+    return _exhausted(
+        Miss(
+            reason="already_used",
+            summary=f"{asked.title} was already used: recorded {count}x ({times}), asked for {count + 1}x",
+            position=position(lookup),
+            live=asked.title,
+            nearest=lookup.calls[twins[-1]],
+            live_fingerprint=_fingerprint(asked),
+            advice=tuple(advice),
+        )
+    )
+
+
+def _ended(lookup: Lookup, asked: Asked) -> ReplayExhaustedError:
+    return _exhausted(
+        Miss(
+            reason="recording_ended",
+            summary=f"{asked.title} was asked for after the recording had ended",
+            position=position(lookup),
+            live=asked.title,
+            live_fingerprint=_fingerprint(asked),
+            advice=(f"a fork or a partial recording goes no further; else {_RECORD_AGAIN}",),
+        )
+    )
+
+
+def no_result(lookup: Lookup, asked: Asked, index: int) -> ReplayExhaustedError:
+    """The error for a recorded call that has no result: the run was cut, or forked, inside it."""
+    call = lookup.calls[index]
+    return _exhausted(
+        Miss(
+            reason="no_result",
+            summary=f"the recording ends inside {asked.title}: it holds the request and no result",
+            position=position(lookup),
+            live=asked.title,
+            nearest=call,
+            advice=("fork at a later step, or record again",),
+        )
+    )
+
+
+def refused(lookup: Lookup, asked: Asked, index: int, reason: str) -> ReplayPolicyError:
+    """The error for a recorded call that must not be served: reason forbidden, manual or payload_truncated."""
+    why, advice = _REFUSALS[reason]
+    miss = Miss(
+        reason=reason,
+        summary=f"{asked.title} cannot be served: {why}",
+        position=position(lookup),
+        live=asked.title,
+        nearest=lookup.calls[index],
+        advice=(advice,),
+    )
+    return ReplayPolicyError(miss.text(), code=reason)
+
+
+def out_of_order(lookup: Lookup, asked: Asked, blocker: int, order: str) -> ReplayMismatchError:
+    """The error for a call that is recorded but whose turn it is not: `blocker` has to come first."""
+    first = lookup.calls[blocker]
+    had = "had finished before it started" if order == "causal" else "comes first"
+    return _mismatch(
+        Miss(
+            reason="out_of_order",
+            summary=f"{asked.title} was asked for before {title_of(first)}, which {had} in the recording",
+            position=position(lookup),
+            live=asked.title,
+            nearest=first,
+            live_fingerprint=_fingerprint(asked),
+            advice=(
+                f"make {title_of(first)} first, as it was recorded; if their order does not matter, replay with "
+                'order="any" (--order any)',
+            ),
+        )
+    )
+
+
+def left_unused(lookup: Lookup, unused: Sequence[RecordedCall]) -> ReplayMismatchError:
+    """The error for a program that ended before it had made every recorded call."""
+    more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+    return _mismatch(
+        Miss(
+            reason="unused_calls",
+            summary=f"the program ended without {title_of(unused[0])}{more}",
+            position=f"the end, with {lookup.used_count} of {len(lookup)} recorded calls used",
+            nearest=unused[0],
+            advice=(_RECORD_AGAIN,),
+        )
+    )
+
+
+def cannot_match(lookup: Lookup, error: SftraceError) -> ReplayMismatchError:
+    """The error for a payload that has no view or no key."""
+    return ReplayMismatchError(f"replay stopped at {position(lookup)}: {error}", code=error.code)
+
+
+def _mismatch(miss: Miss) -> ReplayMismatchError:
+    return ReplayMismatchError(miss.text(), miss=miss, code=miss.reason)
+
+
+def _exhausted(miss: Miss) -> ReplayExhaustedError:
+    return ReplayExhaustedError(miss.text(), miss=miss, code=miss.reason)
+
+
+# --- the nearest recorded call ----------------------------------------------------------------------------------------
+
+
+def _nearest(lookup: Lookup, asked: Asked) -> int:
+    """The unused call that comes closest; there is at least one."""
+    here = [index for index in lookup.at(asked.live.lineage) if lookup.identity_of(index) == asked.identity]
+    if here and asked.live.kind != "http":
+        return here[0]
+    alike = (index for index in lookup.unused() if lookup.identity_of(index) == asked.identity)
+    near = list(islice(alike, _NEAR))
+    if not near:
+        near = list(islice((index for index in lookup.unused() if lookup.calls[index].kind == asked.live.kind), 1))
+    if not near:
+        return next(lookup.unused())
+    return min(near, key=lambda index: _distance(lookup, index, asked))
+
+
+def _distance(lookup: Lookup, index: int, asked: Asked) -> int:
+    """How unlike a recorded call is; another URL is further off than any other difference."""
+    found = list(islice(match.iter_differences(lookup.redacted_view(index), asked.view), _FAR))
+    return len(found) + (_FAR if _elsewhere(asked, found) else 0)
+
+
+def _elsewhere(asked: Asked, found: Iterable[Difference]) -> bool:
+    """Whether the live call is an HTTP call to another URL or with another method."""
+    return asked.live.kind == "http" and any(item.pointer in ("/url", "/method") for item in found)
+
+
+def _differences(lookup: Lookup, index: int, asked: Asked) -> tuple[tuple[Difference, ...], int]:
+    """The first differences from a recorded call, and how many more there are."""
+    found = match.iter_differences(lookup.redacted_view(index), asked.view)
+    kept = tuple(islice(found, _KEPT))
+    return kept, sum(1 for _ in found)
+
+
+def _not_recorded(lookup: Lookup, asked: Asked, nearest: RecordedCall) -> str:
+    same = [call for call in lookup.calls if call.kind == asked.live.kind]
+    if asked.live.kind == "tool":
+        count = sum(call.name == asked.live.name for call in same)
+        if count:
+            return f"{asked.title} with this input is not in the recording; all {count} recorded calls of it are used"
+        names = sorted({call.name for call in same})
+        known = ", ".join(map(printable, names[:8])) + (", …" if len(names) > 8 else "")
+        return f"{asked.title} is not in the recording, whose tools are: {known or 'none'}"
+    if asked.live.kind == "llm" and nearest.kind == "llm":
+        return f"{asked.title} is not in the recording; here it has {title_of(nearest)}"
+    return f"{asked.title} is not in the recording"
+
+
+# --- fingerprints -----------------------------------------------------------------------------------------------------
+
+
+def _recorded_fingerprint(call: RecordedCall) -> tuple[str | None, bool]:
+    """(the stored hash, False), or (a computed one, True) where the bundle stores none."""
+    if call.input_hash is not None:
+        return call.input_hash, False
+    try:
+        return canonical.digest(call.input), True
+    except CanonicalizationError:
+        return None, True
+
+
+def _fingerprint(asked: Asked) -> str | None:
+    if asked.live.digest is not None:
+        return asked.live.digest
+    try:
+        return canonical.digest(asked.live.payload)
+    except CanonicalizationError:
+        return None
