@@ -26,11 +26,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from sftrace_otel.bundle.journal import Begin, Closing, Counts, End, Journal, Single
+from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.settings import Settings
@@ -172,7 +173,7 @@ def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:
 class Call:
     """A call in the journal: begun, and ended exactly once."""
 
-    __slots__ = ("attempts", "ended", "hash", "id", "kind", "model", "n", "name", "run")
+    __slots__ = ("attempts", "began", "ended", "hash", "id", "kind", "model", "n", "name", "run")
 
     def __init__(self, run: Run, n: int, event_id: str, kind: str, name: str, model: str | None, digest: str) -> None:
         self.run = run
@@ -183,6 +184,7 @@ class Call:
         self.model = model
         self.hash = digest
         self.attempts = 0
+        self.began = 0
         self.ended = False
 
 
@@ -464,6 +466,7 @@ class Recorder:
                 run.calls += 1
                 call = Call(run, run.calls, event_id or run.new_id(), kind, name, model, payload.digest)
                 moment = at or (run.now(), self.clock())
+                call.began = moment[0]
                 journal.begin(
                     Begin(
                         n=call.n,
@@ -690,11 +693,9 @@ class Recorder:
                 self._live[span_id] = run
             return None
         scope = current_scope()
-        mode = self.settings.scope
         run = scope.run if scope.run is not None and not scope.run.closed else None
         if run is None:
-            own = mode == "trace" or (mode == "auto" and (kind in OWN_RUN_KINDS or operation == "invoke_agent"))
-            run = self.new_run("trace", origin={}) if own else self.process_run()
+            run = self.run_of_root(kind, operation)
         trace = f"{trace_id:032x}"
         run.trace_ids.setdefault(trace, None)
         self._live[span_id] = run
@@ -729,6 +730,76 @@ class Recorder:
             return
         self._wait(run)
         self.close_run(run, failure=error)
+
+    def run_of_root(self, kind: str, operation: str | None) -> Run:
+        """The run of a local root that was not seen when it began (an exporter alone): one of its own, else the
+        process's. The caller ends a run of its own with `close_run`."""
+        mode = self.settings.scope
+        own = mode == "trace" or (mode == "auto" and (kind in OWN_RUN_KINDS or operation == "invoke_agent"))
+        return self.new_run("trace", origin={}) if own else self.process_run()
+
+    def span_call(self, run: Run, record: SpanRecord, mapped: MappedCall, *, above: Call | None = None) -> Call | None:
+        """Journal a call that is known only from its ended span, under the call `above`. Never raises.
+
+        Times are the span's own, moved into the run: not before it, and not before `above` began.
+        """
+        try:
+            start = self._moment(run, record.start_ns, above)
+            scope = Scope(parent=above.id if above is not None else None, run=run)
+            call = self.begin(
+                mapped.kind,
+                mapped.name,
+                self.prepare(mapped.input),
+                scope=scope,
+                lineage=None,
+                provider=mapped.provider,
+                model=mapped.model,
+                span=(int(record.trace_id, 16), int(record.span_id, 16)),
+                run=run,
+                at=start,
+            )
+            if call is None:
+                return None
+            run.note_span(call.n, record.scope_name or "")
+            self._span_end(call, record, mapped)
+            return call
+        except Exception as error:
+            self.fault("recording a span", error, run)
+            return None
+
+    def _moment(self, run: Run, unix_ns: int, above: Call | None) -> tuple[int, int]:
+        floor = above.began if above is not None else 0
+        return (max(unix_ns - run.wall0, floor, 0), unix_ns)
+
+    def _span_end(self, call: Call, record: SpanRecord, mapped: MappedCall) -> None:
+        end = self._moment(call.run, record.end_ns, call)
+        error: dict[str, Any] | None = None
+        prepared: Prepared | None = self.prepare(mapped.output)
+        if mapped.error is not None:
+            kind, text = mapped.error
+            message, found = self.policy.redact_text(text or kind)
+            error = {"type": kind, "message": message, "findings": sorted({item.reason for item in found})}
+            if mapped.kind == "llm":
+                prepared = None if mapped.output is None else prepared
+            elif mapped.output is None:
+                prepared = self.prepare({"error_type": kind, "message": message})
+        extra: dict[str, object] = {"dialect": mapped.dialect}
+        if mapped.missing or mapped.cut:
+            extra["no_content"] = sorted({*mapped.missing, *mapped.cut})
+            call.run.lost("calls whose span carried no or cut content")
+        if mapped.tool_call_id:
+            extra["tool_call_ids"] = [mapped.tool_call_id]
+        self.end(
+            call,
+            prepared,
+            end="failed" if error else "finished",
+            status="error" if error else "ok",
+            error=error,
+            model=mapped.response_model,
+            tokens=(mapped.prompt_tokens, mapped.completion_tokens, mapped.total_tokens),
+            extra=extra,
+            at=end,
+        )
 
     def _wait(self, run: Run) -> None:
         """Give open streams of an ended run their second, unless waiting would block an event loop."""
@@ -778,7 +849,7 @@ class Recorder:
 
     def _finish(self, run: Run, journal: Journal) -> tuple[Path, Counts]:
         moment = (run.now(), self.clock())
-        status = "completed" if run.failure is None else "failed"
+        status: Literal["completed", "failed"] = "completed" if run.failure is None else "failed"
         output = run.output if run.failure is None else None
         with run.lock:
             if run.failure is not None:

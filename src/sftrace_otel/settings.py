@@ -35,9 +35,9 @@ class Settings:
     `dir`: folder for bundles. `agent`: name of the agent, None: from the resource or the script. `formats`: `sftrace`,
     `flight` or both. `scope`: what makes a run (`auto`, `process`, `trace`). `capture`: `full`, `metadata` (no
     payloads) or `off`. `content`: `reference` keeps payloads off spans, `span` also puts the redacted payload there.
-    `fsync`: `never`, `close` or `event`. `max_payload_bytes`: longer payloads are cut and marked. `redaction`: a TOML file with
-    rules of one's own. `tools`: `module:callable` patterns traced on import. `quiet`: no lines on stderr. `replay`: a
-    bundle to answer from instead of recording. `replay_order`: `causal`, `strict` or `any`. `replay_allow`: `host:port`
+    `fsync`: `never`, `close` or `event`. `max_payload_bytes`: longer payloads are cut and marked. `redaction`: a TOML
+    file with rules of one's own. `tools`: `module:callable` patterns traced on import. `quiet`: no lines on stderr.
+    `replay`: a bundle to answer from instead of recording. `replay_order`: `causal`, `strict` or `any`. `replay_allow`: `host:port`
     pairs that may be connected to under replay. `replay_report`: file for the report. `parent`: run id of the process
     that started this one.
     """
