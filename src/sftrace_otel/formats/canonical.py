@@ -23,7 +23,7 @@ import json
 import re
 from collections.abc import Iterator
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 import orjson
@@ -42,6 +42,7 @@ MAX_INT_DIGITS = 4300
 """Digits that CPython converts between int and text by default; longer ints have no form in the profile."""
 
 _PLAIN = frozenset({str, int, bool, type(None)})
+_UNPROVEN: Any = object()
 _all_plain = _PLAIN.issuperset
 _OPTIONS = (
     orjson.OPT_SORT_KEYS
@@ -101,13 +102,30 @@ def loads(data: bytes | bytearray | memoryview) -> Json:
             `invalid_json`.
     """
     data = bytes(data)
-    try:
-        value: Json = msgspec.json.decode(data)
-        if orjson.dumps(value, option=_OPTIONS) == data:
-            return value
-    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
-        pass
-    return _loads_slowly(data)
+    value = _loads_proven(data)
+    return _loads_slowly(data) if value is _UNPROVEN else value
+
+
+def reread(data: bytes | bytearray | memoryview) -> tuple[Json, bytes]:
+    """`loads(data)` with `dumps` of it, for the price of one: the value, and the bytes its hash is over.
+
+    Raises:
+        FormatError: As `loads`.
+    """
+    data = bytes(data)
+    value = _loads_proven(data)
+    if value is _UNPROVEN:
+        value = _loads_slowly(data)
+        return value, dumps(value)
+    return value, data if _writes_like_cpython(value) else _dumps_slowly(value)
+
+
+def printable(value: object, *, limit: int = 80, quote: bool = True) -> str:
+    """A piece of a file for one line of text: shortened, control characters escaped, in double quotes."""
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= limit else text[:limit] + "…"
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return f'"{escaped}"' if quote and isinstance(value, str) else escaped
 
 
 def _writes_like_cpython(value: object) -> bool:
@@ -199,6 +217,17 @@ def _require_text(pointer: str, text: str, what: str) -> None:
         raise CanonicalizationError(f"{what} with a lone surrogate has no UTF-8 form", where=pointer) from None
 
 
+def _loads_proven(data: bytes) -> Json:
+    """The value, if writing it again gives `data`: then no key was repeated and no digit was lost. Else `_UNPROVEN`."""
+    try:
+        value: Json = msgspec.json.decode(data)
+        if orjson.dumps(value, option=_OPTIONS) == data:
+            return value
+    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
+        pass
+    return cast(Json, _UNPROVEN)
+
+
 def _loads_slowly(data: bytes) -> Json:
     text = _decode(data)
     _require_shallow(data)
@@ -243,12 +272,8 @@ def _pairs(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(members) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise FormatError(f"duplicate key {_printable(twice)}", code="invalid_json")
+        raise FormatError(f"duplicate key {printable(twice)}", code="invalid_json")
     return members
-
-
-def _printable(text: str) -> str:
-    return json.dumps(text if len(text) <= 80 else text[:80] + "…")
 
 
 def _refuse_constant(name: str) -> NoReturn:

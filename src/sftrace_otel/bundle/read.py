@@ -1,0 +1,618 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading bundles. A bundle is data from a stranger: opened without following links, within bounds, never executed.
+
+Decision: a file is looked at before it is opened (`lstat`), opened without following links and without waiting (a FIFO
+must not block), and looked at again through the open handle. Validation reads each file once and takes its checksum
+from the same bytes that it parses, so a file that changes meanwhile cannot pass with one content and be judged by
+another. Garbage collection is paused while a trace loads: events cannot form cycles, and walking them over and over
+costs more than reading them. Rejected: reading the names that a bundle gives (only known names, and those of
+`integrity.json` for their checksums, are opened).
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from sftrace_otel.errors import FormatError, TraceStorageError
+from sftrace_otel.formats import Json, canonical, sftrace, sidecars
+from sftrace_otel.formats.sftrace import (
+    EVENTS_FILE,
+    INTEGRITY_FILE,
+    MANIFEST_FILE,
+    REDACTIONS_FILE,
+    REQUIRED_FILES,
+    Checker,
+    Event,
+    Integrity,
+    Issue,
+    Manifest,
+    TraceData,
+)
+from sftrace_otel.formats.sidecars import CallRow, Provenance, RunInfo, WireRow
+
+MAX_LINE_BYTES = 128 << 20
+"""Longest line that is read into memory."""
+MAX_DOCUMENT_BYTES = 128 << 20
+"""Largest file that is read into memory whole."""
+_CHUNK = 1 << 20
+_FLAGS = (
+    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+) | getattr(os, "O_BINARY", 0)
+_LINE_ENDINGS = (
+    "its lines end in CRLF: git or an editor rewrote the line endings; "
+    "restore the file and put '*.sftrace/** -text' into .gitattributes"
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrityReport:
+    """How the files of a bundle compare with `integrity.json`.
+
+    Attributes:
+        state: `verified`, `mismatch`, or `unverified_legacy` (there is no record). A checksum is no signature.
+        issues: What does not match.
+        covered: The files that match.
+        unlisted: Files and links that the record does not name; they were not read.
+    """
+
+    state: str
+    issues: tuple[Issue, ...]
+    covered: tuple[str, ...]
+    unlisted: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The outcome of `validate_bundle`.
+
+    Attributes:
+        issues: All findings; none means valid.
+        exit_code: 0 valid, 1 invalid, 2 unreadable, 3 valid but not verifiable.
+        profile: Hash profile that the payload hashes follow: `stepfork-json-v0.1` or `rfc8785`.
+        integrity: `verified`, `mismatch`, `unverified_legacy`, or `not_checked`.
+        covered_files: Files whose checksum matched.
+        warnings: What is odd but breaks nothing: files the bundle does not list, rewritten line endings.
+    """
+
+    issues: tuple[Issue, ...]
+    exit_code: int
+    profile: str
+    integrity: str
+    covered_files: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """Whether nothing was found."""
+        return not self.issues
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One bundle of a folder. An unreadable one has status `unreadable` and says why in `failure`."""
+
+    path: Path
+    run_id: str
+    agent: str
+    status: str
+    created_at: str
+    duration_ms: int | None
+    llm_calls: int
+    tool_calls: int
+    trace_ids: tuple[str, ...]
+    failure: str | None
+
+
+class Bundle:
+    """An open bundle: its parts, each read when it is asked for and then kept. Made by `open_bundle`."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The events, in order. Raises TraceStorageError with file and line."""
+        with _gc_paused():
+            return tuple(iter_events(self.path))
+
+    @cached_property
+    def trace(self) -> TraceData:
+        """Manifest, events and redactions in one. Raises TraceStorageError."""
+        redactions = _parse_file(self.path, REDACTIONS_FILE, sftrace.parse_redactions)
+        return TraceData(manifest=self.manifest, events=self.events, redactions=redactions.entries)
+
+    @cached_property
+    def calls(self) -> tuple[CallRow, ...]:
+        """The rows of `calls.jsonl`; none where the bundle has no such file. Raises TraceStorageError."""
+        return tuple(self._rows(sidecars.CALLS_FILE, sidecars.parse_calls))
+
+    @cached_property
+    def run(self) -> RunInfo:
+        """`run.json`; empty where the bundle has none. Raises TraceStorageError."""
+        return self._object(sidecars.RUN_FILE, sidecars.parse_run) or RunInfo()
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """`provenance.json`; empty where the bundle has none. Raises TraceStorageError."""
+        return self._object(sidecars.PROVENANCE_FILE, sidecars.parse_provenance) or Provenance()
+
+    def wire(self) -> Iterator[WireRow]:
+        """The rows of `wire.jsonl`, one after the other. Raises TraceStorageError."""
+        return self._rows(sidecars.WIRE_FILE, sidecars.parse_wire)
+
+    def spans(self) -> Iterator[dict[str, Json]]:
+        """The rows of `spans.jsonl`, one after the other. Raises TraceStorageError."""
+        return self._rows(sidecars.SPANS_FILE, sidecars.parse_spans)
+
+    def blob(self, ref: str) -> bytes:
+        """The body that `ref` (`sha256:<hex>`) names.
+
+        Raises:
+            TraceStorageError: Not such a name, not there, or its bytes do not have that digest.
+        """
+        digest = ref.removeprefix("sha256:")
+        if not ref.startswith("sha256:") or not sftrace.is_digest(digest):
+            raise TraceStorageError(f"{canonical.printable(ref)} names no blob", code="invalid_sidecar")
+        name = f"{sidecars.BLOBS_FOLDER}/{digest[:2]}/{digest[2:4]}/{digest}"
+        data = _read_document(self.path, name)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise TraceStorageError("does not have the digest in its name", where=name, code="integrity_mismatch")
+        return data
+
+    def integrity(self) -> IntegrityReport:
+        """Compare every file that `integrity.json` names with it. Reads all of them."""
+        try:
+            record = _read_integrity(self.path)
+        except FormatError as error:
+            return IntegrityReport("mismatch", (Issue.of(error, INTEGRITY_FILE),), (), ())
+        return _compare(self.path, record, {})
+
+    def files(self) -> tuple[str, ...]:
+        """Names of all files inside, with `/`, sorted; links and devices are left out."""
+        return tuple(name for name, regular in _walk(self.path) if regular)
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The lines of a file of the bundle, without their newlines. Raises TraceStorageError."""
+        return (line.removesuffix(b"\n") for line in _lines(self.path, name))
+
+    def has(self, name: str) -> bool:
+        """Whether the bundle has a file of this name."""
+        return _exists(self.path / name)
+
+    def _rows(self, name: str, parse: Callable[[Iterator[bytes]], Iterator[T]]) -> Iterator[T]:
+        if not self.has(name):
+            return
+        try:
+            yield from parse(self.lines(name))
+        except TraceStorageError as error:
+            raise _placed(error, self.path, name) from None
+
+    def _object(self, name: str, parse: Callable[[bytes], T]) -> T | None:
+        return _parse_file(self.path, name, parse) if self.has(name) else None
+
+
+def open_bundle(path: Path | str) -> Bundle:
+    """Open the bundle at `path`; reads its manifest only.
+
+    Raises:
+        TraceStorageError: It is no bundle, or its manifest cannot be read. `code` is an issue code of the format page.
+    """
+    folder = Path(path).expanduser()
+    _require_folder(folder)
+    for name in REQUIRED_FILES:
+        _require_regular(folder, name)
+    return Bundle(folder, _parse_file(folder, MANIFEST_FILE, sftrace.parse_manifest))
+
+
+def load(path: Path | str) -> TraceData:
+    """Read the trace of a bundle. Raises TraceStorageError with file, line and reason."""
+    return open_bundle(path).trace
+
+
+def iter_events(path: Path | str) -> Iterator[Event]:
+    """The events of a bundle one after the other, in memory that does not grow with their number.
+
+    Raises:
+        TraceStorageError: At the first line that is no event, with file, line and reason.
+    """
+    folder = Path(path)
+    for number, line in enumerate(_lines(folder, EVENTS_FILE), start=1):
+        try:
+            yield sftrace.parse_event(_whole(line))
+        except FormatError as error:
+            raise _placed(error, folder, EVENTS_FILE, number) from None
+
+
+def validate_bundle(path: Path | str, *, strict: bool = True, verify_integrity: bool = False) -> Validation:
+    """Check a bundle against the format page; all findings at once, never an exception for a bad bundle.
+
+    Args:
+        path: The bundle.
+        strict: Ask for a whole run; else a part of one is enough.
+        verify_integrity: Also compare payload hashes and the checksums of the files.
+    """
+    folder = Path(path).expanduser()
+    try:
+        _require_folder(folder)
+    except TraceStorageError as error:
+        return _validation([Issue(error.code, error.reason, location=str(folder))], Checker(None), _UNCHECKED, ())
+    validator = _Validator(folder, strict, verify_integrity)
+    return validator.run()
+
+
+def list_bundles(folder: Path | str) -> list[Summary]:
+    """The bundles of a folder, newest first; unreadable ones are listed last, with the reason.
+
+    Raises:
+        TraceStorageError: The folder cannot be read.
+    """
+    folder = Path(folder)
+    try:
+        with os.scandir(folder) as found:
+            names = [entry.name for entry in found if _looks_like_bundle(entry)]
+    except OSError as error:
+        raise _unreadable(error, folder) from error
+    summaries = [_summary(folder / name) for name in names]
+    return sorted(summaries, key=_age, reverse=True)
+
+
+def resolve(where: str, *, dir: Path | str) -> Path:
+    """The bundle that a person means.
+
+    Args:
+        where: A path, a trace id (32 hex digits, or at least the first 8), a run id, the name of a bundle in `dir`, or
+            `latest`.
+        dir: The folder where ids, names and `latest` are looked up.
+
+    Raises:
+        TraceStorageError: Nothing fits (code `missing_file`); the text says what to do.
+    """
+    if _exists(Path(where).expanduser()):
+        return Path(where).expanduser()
+    known = [one for one in list_bundles(dir) if one.status != "unreadable"] if _exists(Path(dir)) else []
+    for fits in (_is_latest, _is_run, _is_trace, _is_name):
+        for one in known:
+            if fits(one, where):
+                return one.path
+    what = "there is no bundle" if where == "latest" else "no bundle, run id, trace id or name fits"
+    text = f"{what} in {canonical.printable(str(dir))}; list what is there with: sftrace ls DIR"
+    raise TraceStorageError(text, where=canonical.printable(where, quote=False), code="missing_file")
+
+
+class _Validator:
+    """One validation: each file is read once, its checksum taken from the bytes that were parsed."""
+
+    def __init__(self, folder: Path, strict: bool, verify: bool) -> None:
+        self.folder = folder
+        self.strict = strict
+        self.verify = verify
+        self.issues: list[Issue] = []
+        self.digests: dict[str, str | None] = {}
+        self.warnings: list[str] = []
+
+    def run(self) -> Validation:
+        manifest = self._document(MANIFEST_FILE, sftrace.parse_manifest)
+        self._document(REDACTIONS_FILE, sftrace.parse_redactions)
+        check = Checker(manifest, self.strict, self.verify)
+        if self._events(check):
+            self.issues += check.finish()
+        report = self._integrity()
+        if self.verify:
+            self.issues += report.issues
+            if report.state == "verified" and check.unhashed and not check.hashed:
+                report = IntegrityReport("unverified_legacy", report.issues, report.covered, report.unlisted)
+        return _validation(self.issues, check, report, self.warnings)
+
+    def _document(self, name: str, parse: Callable[[bytes], T]) -> T | None:
+        try:
+            data = _read_document(self.folder, name)
+            self.digests[name] = hashlib.sha256(data).hexdigest()
+            if b"\r\n" in data:
+                self.warnings.append(f"{name}: {_LINE_ENDINGS}")
+            return parse(data)
+        except FormatError as error:
+            self.issues.append(_issue_of(error, name))
+            return None
+
+    def _events(self, check: Checker) -> bool:
+        """Check the events; whether the file could be read."""
+        digest = hashlib.sha256()
+        rewritten = False
+        try:
+            for number, line in enumerate(_lines(self.folder, EVENTS_FILE), start=1):
+                digest.update(line)
+                rewritten = rewritten or line.endswith(b"\r\n")
+                try:
+                    check.add(sftrace.parse_event(_whole(line)), f"{EVENTS_FILE}:{number}")
+                except FormatError as error:
+                    check.unreadable(error, number)
+        except FormatError as error:
+            self.issues.append(_issue_of(error, EVENTS_FILE))
+            return False
+        if rewritten:
+            self.warnings.append(f"{EVENTS_FILE}: {_LINE_ENDINGS}")
+        self.digests[EVENTS_FILE] = digest.hexdigest()
+        return True
+
+    def _integrity(self) -> IntegrityReport:
+        try:
+            record = _read_integrity(self.folder)
+        except FormatError as error:
+            self.issues.append(_issue_of(error, INTEGRITY_FILE))
+            return IntegrityReport("mismatch", (), (), ())
+        report = _compare(self.folder, record, self.digests, read=self.verify)
+        noun = "not in integrity.json" if record is not None else "not part of a bundle"
+        self.warnings += [f"{name}: {noun}; not read" for name in report.unlisted]
+        return report if self.verify or record is None else _UNCHECKED
+
+
+_UNCHECKED = IntegrityReport("not_checked", (), (), ())
+
+
+def _validation(
+    issues: list[Issue], check: Checker, report: IntegrityReport, warnings: list[str] | tuple[str, ...]
+) -> Validation:
+    found = tuple(issues)
+    return Validation(found, sftrace.exit_code(found), check.profile, report.state, report.covered, tuple(warnings))
+
+
+def _read_integrity(folder: Path) -> Integrity | None:
+    if not _exists(folder / INTEGRITY_FILE):
+        return None
+    return _parse_file(folder, INTEGRITY_FILE, sftrace.parse_integrity)
+
+
+def _compare(
+    folder: Path, record: Integrity | None, known: Mapping[str, str | None], *, read: bool = True
+) -> IntegrityReport:
+    """Compare the files with the record; digests in `known` are taken as they are, others are read if `read`."""
+    there = [name for name, _ in _walk(folder)]
+    if record is None:
+        text = (
+            f"there is no {INTEGRITY_FILE}: nothing says whether the bundle was changed (a bundle of an older writer)"
+        )
+        unlisted = tuple(name for name in there if name not in REQUIRED_FILES)
+        issue = Issue("integrity_unverified", text, location=INTEGRITY_FILE)
+        return IntegrityReport("unverified_legacy", (issue,), (), unlisted)
+    unlisted = tuple(name for name in there if name != INTEGRITY_FILE and name not in record.files)
+    if not read:
+        return IntegrityReport("not_checked", (), (), unlisted)
+    issues: list[Issue] = []
+    digests: dict[str, str | None] = {}
+    for name in record.files:
+        try:
+            digests[name] = known.get(name) or _digest_file(folder, name)
+        except FormatError as error:
+            issues.append(_issue_of(error, name))
+    compared = list(sftrace.check_integrity(record, digests))
+    issues += [issue for issue in compared if issue.location in digests]
+    faulty = {issue.location for issue in issues}
+    covered = tuple(name for name in record.files if name not in faulty)
+    return IntegrityReport("mismatch" if issues else "verified", tuple(_hinted(folder, issues)), covered, unlisted)
+
+
+def _hinted(folder: Path, issues: list[Issue]) -> Iterator[Issue]:
+    """The issues, those that rewritten line endings explain with this explanation."""
+    for issue in issues:
+        if issue.code == "integrity_mismatch" and issue.location and _has_crlf(folder, issue.location):
+            yield Issue(issue.code, f"{issue.message}; {_LINE_ENDINGS}", location=issue.location)
+        else:
+            yield issue
+
+
+def _has_crlf(folder: Path, name: str) -> bool:
+    try:
+        with _open(folder, name) as file:
+            return b"\r\n" in file.read(_CHUNK)
+    except FormatError:
+        return False
+
+
+def _digest_file(folder: Path, name: str) -> str:
+    digest = hashlib.sha256()
+    with _open(folder, name) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _walk(folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
+    """Everything below `folder` as (name with `/`, whether it is a regular file). Links are named, not followed."""
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False) and depth < 8:
+            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)
+        else:
+            yield f"{prefix}{entry.name}", entry.is_file(follow_symlinks=False)
+
+
+# One file
+
+
+def _require_folder(folder: Path) -> None:
+    try:
+        mode = folder.stat().st_mode
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise TraceStorageError("there is no such bundle", where=str(folder), code="missing_file") from None
+        raise _unreadable(error, folder) from error
+    if not stat.S_ISDIR(mode):
+        raise TraceStorageError("is not a folder; a bundle is one", where=str(folder), code="missing_file")
+
+
+def _require_regular(folder: Path, name: str) -> None:
+    """Refuse a link, a device or a folder in place of a file, before anything opens it."""
+    path = folder
+    parts = name.split("/")
+    for part in parts:
+        path = path / part
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            text = "the file is missing; without it this is no bundle" if name in REQUIRED_FILES else "is missing"
+            raise TraceStorageError(text, where=str(folder / name), code="missing_file") from None
+        except (OSError, ValueError) as error:
+            raise _unreadable(error, path) from error
+        if stat.S_ISLNK(mode):
+            raise TraceStorageError(
+                "is a symlink; links in bundles are not followed", where=str(path), code="missing_file"
+            )
+        if not (stat.S_ISREG(mode) if path == folder / name else stat.S_ISDIR(mode)):
+            raise TraceStorageError("is not a regular file", where=str(path), code="missing_file")
+
+
+@contextmanager
+def _open(folder: Path, name: str) -> Iterator[BinaryIO]:
+    _require_regular(folder, name)
+    path = folder / name
+    try:
+        handle = os.open(path, _FLAGS)
+        with os.fdopen(handle, "rb", buffering=_CHUNK) as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise TraceStorageError("is not a regular file", where=str(path), code="missing_file")
+            yield file
+    except OSError as error:
+        raise _unreadable(error, path) from error
+
+
+def _read_document(folder: Path, name: str) -> bytes:
+    with _open(folder, name) as file:
+        data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        text = f"is larger than {MAX_DOCUMENT_BYTES >> 20} MiB, more than this reads"
+        raise TraceStorageError(text, where=str(folder / name), code="invalid_json")
+    return data
+
+
+def _lines(folder: Path, name: str) -> Iterator[bytes]:
+    """The lines of a file, split at `\\n` only, each with its newline if it has one."""
+    with _open(folder, name) as file:
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
+            if len(line) >= MAX_LINE_BYTES:
+                text = f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB, more than this reads"
+                raise TraceStorageError(text, where=str(folder / name), code="invalid_json")
+            yield line
+
+
+def _whole(line: bytes) -> bytes:
+    """A line without its newline; refuses the last line of a file that was cut."""
+    if not line.endswith(b"\n"):
+        raise FormatError("the last line has no newline at its end, so the file was cut off", code="invalid_json")
+    return line[:-1]
+
+
+def _parse_file(folder: Path, name: str, parse: Callable[[bytes], T]) -> T:
+    try:
+        return parse(_read_document(folder, name))
+    except FormatError as error:
+        raise _placed(error, folder, name) from None
+
+
+def _placed(error: FormatError, folder: Path, name: str, line: int | None = None) -> TraceStorageError:
+    """`error` as one about a file of the bundle."""
+    path = str(folder / name)
+    if error.where.startswith(path) or error.where.startswith(str(folder)):
+        return TraceStorageError(error.reason, where=error.where, code=error.code)
+    inside = f":{line}" if line is not None else ""
+    inner = error.where if error.where.startswith(":") else f": {error.where}" if error.where else ""
+    return TraceStorageError(error.reason, where=f"{path}{inside}{inner}", code=error.code)
+
+
+def _issue_of(error: FormatError, name: str) -> Issue:
+    """The issue that an error about a whole file is; its place is the file's name, not its path."""
+    return Issue(error.code, f"{name}: {error.reason}", location=name)
+
+
+def _unreadable(error: Exception, path: Path) -> TraceStorageError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return TraceStorageError(f"cannot be read: {reason}", where=str(path), code="missing_file")
+
+
+def _exists(path: Path) -> bool:
+    """Whether something is at `path`, a broken link included."""
+    try:
+        path.lstat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@contextmanager
+def _gc_paused() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# Folders of bundles
+
+
+def _looks_like_bundle(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".sftrace") and not entry.name.startswith(".") and entry.is_dir()
+
+
+def _summary(path: Path) -> Summary:
+    try:
+        bundle = open_bundle(path)
+    except TraceStorageError as error:
+        return Summary(path, "", "", "unreadable", "", None, 0, 0, (), error.reason)
+    manifest, failure = bundle.manifest, bundle.manifest.failure
+    return Summary(
+        path=path,
+        run_id=manifest.run_id,
+        agent=manifest.agent_name,
+        status=manifest.status,
+        created_at=manifest.created_at,
+        duration_ms=manifest.totals.duration_ms,
+        llm_calls=manifest.totals.llm_calls,
+        tool_calls=manifest.totals.tool_calls,
+        trace_ids=_trace_ids(bundle),
+        failure=None if failure is None else f"{failure.type}: {failure.message}",
+    )
+
+
+def _trace_ids(bundle: Bundle) -> tuple[str, ...]:
+    try:
+        return tuple(bundle.run.get("trace_ids", ()))
+    except TraceStorageError:
+        return ()
+
+
+def _age(one: Summary) -> tuple[float, str]:
+    if not one.created_at:
+        return (float("-inf"), one.path.name)
+    return (sftrace.parse_time(one.created_at).timestamp(), one.path.name)
+
+
+def _is_latest(one: Summary, where: str) -> bool:
+    return where == "latest"
+
+
+def _is_run(one: Summary, where: str) -> bool:
+    return one.run_id == where
+
+
+def _is_trace(one: Summary, where: str) -> bool:
+    wanted = where.lower()
+    return len(wanted) >= 8 and any(known.startswith(wanted) for known in one.trace_ids)
+
+
+def _is_name(one: Summary, where: str) -> bool:
+    return where in (one.path.name, one.path.stem)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing bundles: a folder is filled under a hidden name beside its target and appears there by one rename.
+
+Decision: `integrity.json` is written last, over the bytes that are on disk, so its presence means that the rest is
+complete; then the folder is renamed. A bundle is replaced only by moving the old one aside first, and only if it is
+one. Rejected: temp file and rename for each file (a reader could see files of two bundles), and hashing while writing
+(would trust the writer's memory, not the disk).
+
+Folders get mode 0700 and files 0600. Nothing is written through a symbolic link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from sftrace_otel.errors import FormatError, TraceStorageError
+from sftrace_otel.formats import sftrace
+from sftrace_otel.formats.sftrace import EventBase, Manifest, RedactionEntry, Redactions
+
+SUFFIX = ".sftrace"
+_CHUNK = 1 << 20
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_FOLLOW | getattr(os, "O_CLOEXEC", 0)
+
+
+class Writable(Protocol):
+    """What `save` needs of a trace; `formats.sftrace.TraceData` and `trace.Trace` have it."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def events(self) -> Sequence[EventBase]: ...
+    @property
+    def redactions(self) -> Sequence[RedactionEntry]: ...
+
+
+def finish_folder(
+    folder: Path, *, manifest: Manifest, redactions: Sequence[RedactionEntry], fsync: bool = True
+) -> None:
+    """Turn a folder that holds `events.jsonl`, and maybe sidecars and blobs, into a complete bundle.
+
+    Writes the manifest and the redactions, then `integrity.json` over every file that is there.
+
+    Args:
+        folder: The folder; still under its hidden name.
+        manifest: What `manifest.json` says.
+        redactions: The entries of `redactions.json`.
+        fsync: Whether files and folders are flushed to the disk.
+
+    Raises:
+        TraceStorageError: The folder cannot be written, or holds something that is neither file nor folder.
+    """
+    with _reporting(folder):
+        write_file(folder / sftrace.MANIFEST_FILE, [sftrace.dump_manifest(manifest)])
+        entries = sftrace.dump_redactions(Redactions(entries=tuple(redactions)))
+        write_file(folder / sftrace.REDACTIONS_FILE, [entries])
+        (folder / sftrace.INTEGRITY_FILE).unlink(missing_ok=True)
+        digests = {name: _seal(path, fsync=fsync) for name, path in _files(folder)}
+        write_file(folder / sftrace.INTEGRITY_FILE, [sftrace.dump_integrity(digests)], fsync=fsync)
+        for inner in {folder, *(path.parent for _, path in _files(folder))}:
+            inner.chmod(0o700)
+            if fsync:
+                _sync_folder(inner)
+
+
+def publish(folder: Path, target: Path, *, overwrite: bool = False) -> Path:
+    """Rename a complete folder to `target`.
+
+    Args:
+        folder: A folder that `finish_folder` completed, on the same file system.
+        target: Where the bundle goes; its parent is made if need be.
+        overwrite: Replace a bundle that is there. Anything else there is never replaced.
+
+    Returns:
+        `target`.
+
+    Raises:
+        TraceStorageError: Something is at `target`, or the rename failed; then nothing there has changed.
+    """
+    with _reporting(target):
+        require_free(target, overwrite=overwrite)
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if target.exists() and any(target.iterdir()):
+            _swap(folder, target)
+        else:
+            folder.rename(target)
+        _sync_folder(target.parent)
+    return target
+
+
+def save(
+    trace: Writable,
+    target: Path,
+    *,
+    overwrite: bool = False,
+    sidecars: Mapping[str, bytes | Iterable[bytes]] | None = None,
+    blobs: Mapping[str, Path] | None = None,
+    fsync: bool = True,
+) -> Path:
+    """Write a trace as a bundle at `target`.
+
+    Args:
+        trace: Manifest, events and redactions. The counts of the manifest are made to fit the events.
+        target: A path that ends in `.sftrace`.
+        overwrite: As in `publish`.
+        sidecars: File name to content, as bytes or as pieces of them.
+        blobs: Name inside the bundle to a file that is copied.
+        fsync: As in `finish_folder`.
+
+    Raises:
+        TraceStorageError: `target` is no place for a bundle, or writing failed; then nothing is left behind.
+    """
+    require_free(target, overwrite=overwrite)
+    manifest = trace.manifest.replace(totals=sftrace.totals(trace.events, known=trace.manifest.totals))
+    with _reporting(target), _scratch_folder(target) as folder:
+        write_file(folder / sftrace.EVENTS_FILE, (sftrace.dump_event(event) + b"\n" for event in trace.events))
+        for name, content in (sidecars or {}).items():
+            write_file(_inside(folder, name), [content] if isinstance(content, bytes) else content)
+        for name, source in (blobs or {}).items():
+            shutil.copyfile(source, _inside(folder, name), follow_symlinks=False)
+        finish_folder(folder, manifest=manifest, redactions=trace.redactions, fsync=fsync)
+        return publish(folder, target, overwrite=overwrite)
+
+
+def require_free(target: Path, *, overwrite: bool) -> None:
+    """Refuse a target that a bundle cannot go to, before any work is done.
+
+    Raises:
+        TraceStorageError: The name does not end in `.sftrace`, or something is there that may not be replaced.
+    """
+    with _reporting(target):
+        _require_free(target, overwrite=overwrite)
+
+
+def _require_free(target: Path, *, overwrite: bool) -> None:
+    if target.suffix != SUFFIX:
+        raise TraceStorageError(f"the name of a bundle ends in {SUFFIX}", where=str(target), code="bad_target")
+    if target.is_symlink():
+        raise TraceStorageError("is a symlink; bundles are not written through links", where=str(target), code="exists")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise TraceStorageError("exists and is not a folder", where=str(target), code="exists")
+    if not any(target.iterdir()):
+        return
+    if not overwrite:
+        text = "already exists; choose another name, or ask to overwrite it"
+        raise TraceStorageError(text, where=str(target), code="exists")
+    if not is_bundle(target):
+        text = "exists and is not a bundle, so it is not overwritten"
+        raise TraceStorageError(text, where=str(target), code="exists")
+
+
+def is_bundle(folder: Path) -> bool:
+    """Whether `folder` holds the required files, the manifest being one."""
+    files = [folder / name for name in sftrace.REQUIRED_FILES]
+    if folder.is_symlink() or not all(path.is_file() and not path.is_symlink() for path in files):
+        return False
+    try:
+        sftrace.parse_manifest(files[0].read_bytes())
+    except (OSError, FormatError):
+        return False
+    return True
+
+
+def write_file(path: Path, pieces: Iterable[bytes], *, fsync: bool = False) -> None:
+    """Write a file of mode 0600 from pieces, through one buffer. Raises OSError."""
+    with os.fdopen(os.open(path, _NEW_FILE, 0o600), "wb", buffering=_CHUNK) as file:
+        for piece in pieces:
+            file.write(piece)
+        if fsync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if not sftrace.is_inner_name(name):
+        raise TraceStorageError(f"{name!r} is not a path inside a bundle", code="bad_target")
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def _files(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    """Every file below `folder` as (name with `/`, path). Refuses links, devices and the like."""
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path), f"{prefix}{entry.name}/")
+        elif entry.is_file(follow_symlinks=False):
+            yield f"{prefix}{entry.name}", Path(entry.path)
+        else:
+            raise TraceStorageError("is neither a file nor a folder", where=entry.path, code="bad_target")
+
+
+def _seal(path: Path, *, fsync: bool) -> str:
+    """Give a file its mode, flush it if asked, and return its SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+        if hasattr(os, "fchmod"):
+            os.fchmod(file.fileno(), 0o600)
+        if fsync:
+            os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder's entries, where the system can."""
+    flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+    try:
+        handle = os.open(folder, flags)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _swap(folder: Path, target: Path) -> None:
+    """Put `folder` where the bundle `target` is; the old one comes back if that fails."""
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+    target.rename(aside)
+    try:
+        folder.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _scratch_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target`, under a hidden name of its own; gone afterwards unless it was renamed."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    """Turn an OSError into one line that says what could not be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise TraceStorageError(f"cannot be written: {reason}", where=str(path), code="not_writable") from error

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecars of a `.sftrace` bundle, version 1 (format page `sidecars-v1`): what lies beside the four files.
+
+Decision: rows stay plain JSON objects and the types here say what they hold. Reading checks the members it knows and
+leaves the others alone, so that rows of a later version pass through a fork or a copy untouched. Rejected: structs as
+for events; rows are written once, read seldom, and grow a member with every library that gets a boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar, cast
+
+import msgspec
+
+from sftrace_otel.errors import TraceStorageError
+from sftrace_otel.formats import Json, canonical
+
+VERSION = "1"
+CALLS_FILE = "calls.jsonl"
+WIRE_FILE = "wire.jsonl"
+SPANS_FILE = "spans.jsonl"
+RUN_FILE = "run.json"
+PROVENANCE_FILE = "provenance.json"
+BLOBS_FOLDER = "blobs"
+CODE = "invalid_sidecar"
+"""Reason code of everything that is wrong with a sidecar; a bundle loads without it."""
+
+BlobRef = TypedDict("BlobRef", {"$blob": str, "media_type": NotRequired[str], "size": NotRequired[int]}, total=False)
+"""A body that is stored beside the rows, named by the digest of its redacted bytes: `sha256:` and 64 hex digits."""
+
+Body = str | BlobRef | None
+
+
+class Recorded(TypedDict, total=False):
+    """An exception: where its class lives, and its text or its arguments."""
+
+    module: str
+    qualname: str
+    message: str
+    args: list[Any]
+
+
+class CallRow(TypedDict, total=False):
+    """One call of `calls.jsonl`. Times in ns since the run began, on a clock that does not step back."""
+
+    call: int
+    kind: Literal["llm", "tool", "http"]
+    request: str
+    response: str | None
+    error: str | None
+    trace_id: str | None
+    span_id: str | None
+    span: str
+    lineage: str | None
+    start_ns: int
+    end_ns: int | None
+    end: str
+    tags: dict[str, str]
+    exception: Recorded
+    tool_call_ids: list[str]
+    truncated: bool
+
+
+class WireRequest(TypedDict, total=False):
+    """What was sent: headers as pairs in order, and the body."""
+
+    headers: list[list[str]]
+    body: Body
+
+
+class WireRow(TypedDict, total=False):
+    """One HTTP attempt of `wire.jsonl`. `chunks` are [bytes, ns since the attempt began] of the decoded body."""
+
+    event_id: str
+    call: int
+    attempt: int
+    module: str
+    method: str
+    url: str
+    http_version: str | None
+    request: WireRequest
+    status: int | None
+    reason: str | None
+    headers: list[list[str]]
+    body: Body
+    encoding_removed: str | None
+    chunks: list[list[int]]
+    start_ns: int
+    end_ns: int | None
+    end: str
+    exception: Recorded | None
+    redacted: bool
+
+
+class Obstacle(TypedDict, total=False):
+    """Why a bundle does not replay offline, and what to do about it."""
+
+    kind: str
+    what: str
+    do: str
+
+
+class Verdict(TypedDict, total=False):
+    """Whether a bundle replays with the network off."""
+
+    offline: bool
+    obstacles: list[Obstacle]
+
+
+class RunInfo(TypedDict, total=False):
+    """`run.json`: losses, verdict, origin, the redaction policy (never a value), settings."""
+
+    schema_version: str
+    agent: str
+    losses: dict[str, Any]
+    verdict: Verdict
+    trace_ids: list[str]
+    origin: Any
+    policy: dict[str, Any]
+    settings: dict[str, Any]
+    command: list[str] | None
+    connections: list[dict[str, Any]]
+
+
+class Parent(TypedDict, total=False):
+    """A bundle that another one was made of."""
+
+    run_id: str
+    name: str | None
+    events_sha256: str
+
+
+class ForkPointRow(TypedDict, total=False):
+    """The last step of the parent that a fork kept."""
+
+    step: int
+    event_id: str
+
+
+class OverrideRow(TypedDict, total=False):
+    """An output that a fork replaced; digests only."""
+
+    step: int
+    event_id: str
+    was: str | None
+    now: str
+
+
+class Provenance(TypedDict, total=False):
+    """`provenance.json`: how the bundle came to be."""
+
+    schema_version: str
+    origin: str
+    tool: str
+    created_at: str
+    parents: list[Parent]
+    fork_point: ForkPointRow
+    overrides: list[OverrideRow]
+
+
+_Row = TypeVar("_Row", CallRow, WireRow, RunInfo, Provenance)
+
+
+def header(sidecar: str) -> bytes:
+    """First line of a sidecar of rows, without its newline."""
+    return canonical.dumps({"schema_version": VERSION, "sidecar": sidecar})
+
+
+def parse_calls(lines: Iterable[bytes]) -> Iterator[CallRow]:
+    """The rows of `calls.jsonl`. Raises TraceStorageError with the line as its place."""
+    return (_checked(row, CallRow, number) for number, row in _rows(lines, "calls"))
+
+
+def parse_wire(lines: Iterable[bytes]) -> Iterator[WireRow]:
+    """The rows of `wire.jsonl`. Raises TraceStorageError with the line as its place."""
+    return (_checked(row, WireRow, number) for number, row in _rows(lines, "wire"))
+
+
+def parse_spans(lines: Iterable[bytes]) -> Iterator[dict[str, Json]]:
+    """The rows of `spans.jsonl`. Raises TraceStorageError with the line as its place."""
+    return (row for _, row in _rows(lines, "spans"))
+
+
+def parse_run(data: bytes) -> RunInfo:
+    """The object of `run.json`. Raises TraceStorageError."""
+    return _checked(_object(data), RunInfo)
+
+
+def parse_provenance(data: bytes) -> Provenance:
+    """The object of `provenance.json`. Raises TraceStorageError."""
+    return _checked(_object(data), Provenance)
+
+
+def dump_rows(sidecar: str, rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """The bytes of a sidecar of rows: the header, then one row a line."""
+    return b"".join(line + b"\n" for line in (header(sidecar), *(canonical.dumps(dict(row)) for row in rows)))
+
+
+def dump_object(value: Mapping[str, Any]) -> bytes:
+    """The bytes of `run.json` or `provenance.json`: indented by two, with a newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+_EVENT_MEMBERS = {"calls": ("request", "response", "error"), "wire": ("event_id",)}
+
+
+def without_events(sidecar: str, lines: Sequence[bytes], gone: Set[str]) -> list[bytes]:
+    """The lines of a sidecar (header first, no newlines) without the rows that speak of an event in `gone`."""
+    members = _EVENT_MEMBERS.get(sidecar, ())
+    rows = _rows(lines, sidecar)
+    return [*lines[:1], *(lines[number - 1] for number, row in rows if gone.isdisjoint(_texts(row, members)))]
+
+
+def _texts(row: Mapping[str, Json], members: Iterable[str]) -> list[str]:
+    return [value for value in map(row.get, members) if isinstance(value, str)]
+
+
+def _rows(lines: Iterable[bytes], sidecar: str) -> Iterator[tuple[int, dict[str, Json]]]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = _object(line)
+        except TraceStorageError as error:
+            raise TraceStorageError(error.reason, where=f":{number}", code=CODE) from None
+        if number > 1:
+            yield number, row
+        elif row.get("sidecar") != sidecar:
+            raise TraceStorageError(f"the first line is not the header of {sidecar!r}", where=":1", code=CODE)
+
+
+def _object(data: bytes) -> dict[str, Json]:
+    try:
+        value = canonical.loads(data)
+    except ValueError as error:
+        raise TraceStorageError(str(error), code=CODE) from None
+    if not isinstance(value, dict):
+        raise TraceStorageError("expected a JSON object", code=CODE)
+    return value
+
+
+def _checked(value: dict[str, Json], kind: type[_Row], number: int | None = None) -> _Row:
+    where = "" if number is None else f":{number}"
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise TraceStorageError(canonical.printable(str(error), quote=False), where=where, code=CODE) from None
+    return cast(_Row, value)
