@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sftrace_otel.bundle.journal import Begin, Closing, Counts, End, Journal, Single
+from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Journal, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
@@ -537,7 +537,7 @@ class Recorder:
                         w=moment[1],
                         end=end,
                         id=run.new_id() if payload is not None else None,
-                        p=msgspec.Raw(payload.data) if payload is not None else None,
+                        p=msgspec.Raw(payload.data) if payload is not None else NOTHING,
                         h=payload.digest if payload is not None else None,
                         status=status,
                         model=model,

@@ -29,7 +29,7 @@ import orjson
 from sftrace_otel.bundle.write import finish_folder, publish
 from sftrace_otel.formats.sftrace import Environment, Failure, Manifest, RedactionEntry, Totals
 
-__all__ = ["Closing", "Counts", "Journal", "timestamp"]
+__all__ = ["NOTHING", "Begin", "Closing", "Counts", "End", "Journal", "Single", "timestamp"]
 
 JOURNAL_FILE = "journal.jsonl"
 _HEADER = b'{"schema_version":"1","sidecar":"%s"}\n'
@@ -42,7 +42,11 @@ def timestamp(unix_ns: int) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
 
 
-class Begin(msgspec.Struct, tag_field="k", tag="b", gc=False):
+NOTHING = msgspec.Raw(b"")
+"""No payload. One object, so that an encoder that leaves defaults out leaves it out."""
+
+
+class Begin(msgspec.Struct, tag_field="k", tag="b", gc=False, omit_defaults=True):
     """A call began: `n` its number in the run, `m` ns since run start, `w` ns since the epoch, `p` its payload."""
 
     n: int
@@ -65,7 +69,7 @@ class Begin(msgspec.Struct, tag_field="k", tag="b", gc=False):
     cut: bool = False
 
 
-class End(msgspec.Struct, tag_field="k", tag="e", gc=False):
+class End(msgspec.Struct, tag_field="k", tag="e", gc=False, omit_defaults=True):
     """A call ended: with an output `p`, or with an error, or both (a failed tool)."""
 
     n: int
@@ -73,7 +77,7 @@ class End(msgspec.Struct, tag_field="k", tag="e", gc=False):
     w: int
     end: str
     id: str | None = None
-    p: msgspec.Raw | None = None
+    p: msgspec.Raw = NOTHING
     h: str | None = None
     status: str = "ok"
     model: str | None = None
@@ -86,7 +90,7 @@ class End(msgspec.Struct, tag_field="k", tag="e", gc=False):
     cut: bool = False
 
 
-class Single(msgspec.Struct, tag_field="k", tag="v", gc=False):
+class Single(msgspec.Struct, tag_field="k", tag="v", gc=False, omit_defaults=True):
     """An event that is no call: run_start, state_change, error, run_end. `f` holds its own fields."""
 
     id: str
@@ -401,7 +405,7 @@ class _Events:
         lines = []
         duration = max(0, (end.m - begin.m) // 1_000_000)
         parent = begin.id
-        if end.id is not None and end.p is not None:
+        if end.id is not None:
             lines.append(self._answer(begin, end, duration))
             parent = end.id
         if end.error is not None and end.error_id is not None:
@@ -417,7 +421,7 @@ class _Events:
         return lines
 
     def _answer(self, begin: Begin, end: End, duration: int) -> bytes:
-        assert end.id is not None and end.p is not None
+        assert end.id is not None
         redactions = _under(end.r, "output")
         if begin.kind == "llm":
             prompt, completion, total = end.tokens
