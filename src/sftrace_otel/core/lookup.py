@@ -19,7 +19,7 @@ from sftrace_otel.errors import ReplayError
 from sftrace_otel.formats import Json
 
 Identity: TypeAlias = tuple[str | None, ...]
-"""What two calls share before their payloads are compared; an HTTP call's method and URL are in its view."""
+"""What two calls share before their payloads are compared; the method and the URL are in the view."""
 
 
 class LiveCall(NamedTuple):
@@ -53,7 +53,7 @@ class Asked:
 
     def __init__(self, live: LiveCall, lookup: Lookup) -> None:
         self.live = live
-        self.identity = lookup.identity(live.kind, live.name, live.provider, live.model, live.method, live.payload)
+        self.identity = lookup.identity(live.kind, live.name, live.provider, live.model, live.payload)
         self._lookup = lookup
         self._view: tuple[Json] | None = None
         self._digest: str | None = None
@@ -104,6 +104,7 @@ class Lookup:
         self._rules = rules
         self._redact = redact
         self._digests: list[str | None] = [None] * len(self.calls)
+        self._identities: list[Identity | None] = [None] * len(self.calls)
         self._by_lineage: dict[str, list[int]] = {}
         for index, call in enumerate(self.calls):
             if call.lineage is not None:
@@ -121,20 +122,22 @@ class Lookup:
 
     # --- what a call is ---------------------------------------------------------------------------------------------
 
-    def identity(
-        self, kind: str, name: str, provider: str | None, model: str | None, method: str | None, payload: Json
-    ) -> Identity:
-        """Kind and name of a tool, provider, model and method of an LLM call; of an HTTP call its kind."""
+    def identity(self, kind: str, name: str, provider: str | None, model: str | None, payload: Json) -> Identity:
+        """Kind and name of a tool; provider and model of an LLM call; of an HTTP call the kind."""
         if kind == "llm":
-            return (kind, self._hosts.get(provider, provider) if provider else provider, model, method)
+            return (kind, self._hosts.get(provider, provider) if provider else provider, model)
         if kind == "http" and isinstance(payload, dict) and isinstance(payload.get("url"), str):
             return (kind,)
         return (kind, name)
 
     def identity_of(self, index: int) -> Identity:
         """The identity of a recorded call."""
-        call = self.calls[index]
-        return self.identity(call.kind, call.name, call.provider, call.model, call.method, call.input)
+        identity = self._identities[index]
+        if identity is None:
+            call = self.calls[index]
+            payload = call.input if call.kind == "http" else None
+            identity = self._identities[index] = self.identity(call.kind, call.name, call.provider, call.model, payload)
+        return identity
 
     def seen(self, kind: str, name: str, payload: Json) -> Json:
         """The view of a payload, rules applied.
