@@ -264,7 +264,7 @@ class Run:
                 raise OSError("this run no longer records")
             try:
                 self.journal = Journal(self.target, fsync=self.recorder.settings.fsync)
-                self.journal.single(self._start())
+                self.journal.record(self._start())
             except OSError:
                 self.broken = True
                 raise
@@ -467,7 +467,7 @@ class Recorder:
                 call = Call(run, run.calls, event_id or run.new_id(), kind, name, model, payload.digest)
                 moment = at or (run.now(), self.clock())
                 call.began = moment[0]
-                journal.begin(
+                journal.record(
                     Begin(
                         n=call.n,
                         id=call.id,
@@ -530,7 +530,7 @@ class Recorder:
                     return None
                 moment = at or (run.now(), self.clock())
                 run.open_calls -= 1
-                run.opened().end(
+                run.opened().record(
                     End(
                         n=call.n,
                         m=moment[0],
@@ -661,7 +661,7 @@ class Recorder:
             with run.lock:
                 event_id = run.new_id()
                 journal = run.opened()
-                journal.single(
+                journal.record(
                     Single(
                         id=event_id,
                         m=run.now(),
@@ -853,8 +853,8 @@ class Recorder:
         output = run.output if run.failure is None else None
         with run.lock:
             if run.failure is not None:
-                journal.single(self._failure_event(run, *moment))
-            journal.single(
+                journal.record(self._failure_event(run, *moment))
+            journal.record(
                 Single(
                     id=run.new_id(),
                     m=moment[0],

@@ -15,6 +15,7 @@ Records hold payloads already redacted and already canonical, so closing copies 
 from __future__ import annotations
 
 import datetime as _dt
+import functools
 import hashlib
 import os
 import shutil
@@ -38,8 +39,13 @@ _EPOCH = _dt.datetime(1970, 1, 1, tzinfo=_dt.UTC)
 
 def timestamp(unix_ns: int) -> str:
     """RFC 3339 in UTC with microseconds, from ns since the epoch."""
-    moment = _EPOCH + _dt.timedelta(microseconds=unix_ns // 1000)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+    micros = unix_ns // 1000
+    return f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06d}Z"
+
+
+@functools.lru_cache(maxsize=64)
+def _second(unix: int) -> str:
+    return (_EPOCH + _dt.timedelta(seconds=unix)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 NOTHING = msgspec.Raw(b"")
@@ -154,6 +160,8 @@ class Journal:
         self._sync = fsync == "event"
         self._fsync = fsync
         self._files: dict[str, int] = {}
+        self._last = -1
+        self._in_order = True
         self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder.mkdir(mode=0o700)
         self._main = self._open(JOURNAL_FILE)
@@ -168,13 +176,12 @@ class Journal:
         if self._sync:
             os.fsync(self._main)
 
-    def begin(self, record: Begin) -> None:
-        self.append(_encode(record) + b"\n")
-
-    def end(self, record: End) -> None:
-        self.append(_encode(record) + b"\n")
-
-    def single(self, record: Single) -> None:
+    def record(self, record: Record) -> None:
+        """Append one record and remember whether they still come in order of time."""
+        if record.m < self._last:
+            self._in_order = False
+        else:
+            self._last = record.m
         self.append(_encode(record) + b"\n")
 
     def row(self, sidecar: str, row: Mapping[str, object]) -> None:
@@ -213,7 +220,7 @@ class Journal:
     def close(self, closing: Closing, *, overwrite: bool = False) -> tuple[Path, Counts]:
         """Build the bundle and put it in place. Raises OSError or TraceStorageError; the journal then stays."""
         self.abandon()
-        counts = _build(self.folder, closing)
+        counts = _build(self.folder, closing, in_order=self._in_order)
         finish_folder(
             self.folder, manifest=_manifest(closing, counts), redactions=counts.entries, fsync=self._fsync != "never"
         )
@@ -266,16 +273,8 @@ def _records(path: Path) -> Iterator[Record]:
                 yield _decode(line)
 
 
-def _in_order(path: Path) -> Iterator[Record]:
-    """Records by time. Boundaries append in order already; calls known only from spans come late and are sorted in."""
-    last = -1
-    for record in _records(path):
-        if record.m < last:
-            break
-        last = record.m
-    else:
-        yield from _records(path)
-        return
+def _sorted(path: Path) -> Iterator[Record]:
+    """Records by time: calls known only from spans come late and are sorted in. Holds an index, not the records."""
     index = [(_key(record), number) for number, record in enumerate(_records(path))]
     offsets = _offsets(path)
     with path.open("rb") as file:
@@ -301,7 +300,7 @@ def _offsets(path: Path) -> list[int]:
     return offsets
 
 
-def _build(folder: Path, closing: Closing) -> Counts:
+def _build(folder: Path, closing: Closing, *, in_order: bool) -> Counts:
     """Write the files of a bundle from the journal, then remove the journal."""
     path = folder / JOURNAL_FILE
     counts = Counts()
@@ -312,7 +311,7 @@ def _build(folder: Path, closing: Closing) -> Counts:
     opened: dict[int, Begin] = {}
     with (folder / "events.jsonl").open("wb") as events, (folder / "calls.jsonl").open("wb") as calls:
         calls.write(_HEADER % b"calls")
-        for record in _in_order(path):
+        for record in _records(path) if in_order else _sorted(path):
             if isinstance(record, Begin):
                 opened[record.n] = msgspec.structs.replace(record, p=msgspec.Raw(b"null"))
                 events.write(writer.request(record))
@@ -467,31 +466,38 @@ class _Events:
     ) -> bytes:
         step = self._counts.events
         self._counts.events += 1
-        self._counts.entries.extend(
-            RedactionEntry(event_id=event_id, path=pointer, reason=reason) for pointer, reason in redactions
-        )
-        return b"".join(
-            (
-                b'{"id":"', event_id.encode(), b'","run_id":', self._run,
-                b',"parent_id":', b"null" if parent is None else b'"%s"' % parent.encode(),
-                b',"step":%d,"type":"' % step, kind, b'","timestamp":"', timestamp(wall).encode(),
-                b'","duration_ms":', b"null" if duration is None else b"%d" % duration,
-                b',"status":"', status.encode(), b'","replay_policy":"', policy.encode(),
-                b'","input_hash":', _hash(ih), b',"output_hash":', _hash(oh),
-                b',"redactions":', orjson.dumps([pointer for pointer, _ in redactions]),
-                *(part for key, value in own for part in (b',"', key, b'":', value)),
-                b"}\n",
+        pointers = b"[]"
+        if redactions:
+            pointers = orjson.dumps([pointer for pointer, _ in redactions])
+            self._counts.entries.extend(
+                RedactionEntry(event_id=event_id, path=pointer, reason=reason) for pointer, reason in redactions
             )
-        )  # fmt: skip
+        head = _HEAD % (
+            event_id.encode(),
+            self._run,
+            b"null" if parent is None else b'"%s"' % parent.encode(),
+            step,
+            kind,
+            timestamp(wall).encode(),
+            b"null" if duration is None else b"%d" % duration,
+            status.encode(),
+            policy.encode(),
+            b"null" if ih is None else b'"%s"' % ih.encode(),
+            b"null" if oh is None else b'"%s"' % oh.encode(),
+            pointers,
+        )
+        return b"".join([head, *[b',"%s":%s' % member for member in own], b"}\n"])
 
 
+_HEAD = (
+    b'{"id":"%s","run_id":%s,"parent_id":%s,"step":%d,"type":"%s","timestamp":"%s","duration_ms":%s,"status":"%s",'
+    b'"replay_policy":"%s","input_hash":%s,"output_hash":%s,"redactions":%s'
+)
 _NULL_HASH = hashlib.sha256(b"null").hexdigest()
-
-
-def _hash(digest: str | None) -> bytes:
-    return b"null" if digest is None else b'"%s"' % digest.encode()
 
 
 def _under(findings: Sequence[tuple[str, str]], member: str) -> list[tuple[str, str]]:
     """Findings of the payload as pointers into the event; a finding that starts with `#` is about another member."""
+    if not findings:
+        return []
     return [(p[1:] if p.startswith("#") else f"/{member}{p}", reason) for p, reason in findings]
