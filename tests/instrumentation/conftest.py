@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording and replaying inside one process: `recorded` runs a program under `record()`, `frozen` runs it again."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sftrace_otel import instrumentation, record, recorder
+from sftrace_otel.bundle.read import open_bundle
+from sftrace_otel.instrumentation import guard, replaying
+from sftrace_otel.replay import ReplaySession
+
+
+@pytest.fixture(autouse=True)
+def _no_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test begins and ends with nothing active, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    recorder.restart_lineage()
+    guard.forget_connections()
+    yield
+    recorder.release()
+    replaying.deactivate()
+    instrumentation.uninstall()
+
+
+@pytest.fixture
+def bundle_path(tmp_path: Path) -> Path:
+    return tmp_path / "run.sftrace"
+
+
+@pytest.fixture
+def recorded(bundle_path: Path) -> Callable[..., Any]:
+    """`recorded(program, *args)` runs `program` in a record() block and gives its result; the bundle is at bundle_path."""
+    instrumentation.install()
+
+    def run(program: Callable[..., Any], *args: Any) -> Any:
+        with record("agent", output=bundle_path, overwrite=True) as session:
+            result = program(*args)
+            session.set_output(result)
+        assert session.path == bundle_path
+        return result
+
+    return run
+
+
+@pytest.fixture
+def frozen(bundle_path: Path) -> Callable[..., Any]:
+    """`frozen(program, *args)` runs `program` in the same record() block under frozen replay, checked for completeness."""
+
+    def run(program: Callable[..., Any], *args: Any) -> Any:
+        with ReplaySession.from_trace(bundle_path) as replay:
+            with record("agent"):
+                result = program(*args)
+            replay.verify_complete()
+        return result
+
+    return run
+
+
+@pytest.fixture
+def read(bundle_path: Path) -> Callable[[], Any]:
+    return lambda: open_bundle(bundle_path)
+
+
+@pytest.fixture
+def server_module() -> Any:
+    return sys.modules["openai_server"]
+
+
+@contextlib.contextmanager
+def nothing() -> Iterator[None]:
+    yield
