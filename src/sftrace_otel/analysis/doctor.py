@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed, what `opentelemetry-instrument` would choose, what would be recorded and where.
+
+Decision: metadata of distributions and the loader's own rules; no target library is imported (openai alone would cost
+more than all the rest) and nothing is patched. The folder is tested by making a temporary file in it, since permission
+bits lie on network file systems.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from sftrace_otel.environment_variables import choose_distro
+from sftrace_otel.errors import SettingsError
+from sftrace_otel.settings import PREFIX, Settings
+from sftrace_otel.version import __version__
+
+__all__ = ["Diagnosis", "EntryPoints", "Folder", "Library", "Requirement", "diagnose"]
+
+_GROUPS = {
+    "opentelemetry_distro": "OTEL_PYTHON_DISTRO",
+    "opentelemetry_configurator": "OTEL_PYTHON_CONFIGURATOR",
+    "opentelemetry_id_generator": "OTEL_PYTHON_ID_GENERATOR",
+    "opentelemetry_traces_exporter": "OTEL_TRACES_EXPORTER",
+    "opentelemetry_instrumentor": "",
+}
+_BOUNDARIES = {
+    "httpx": ("httpx >= 0.27, < 1", "HTTP exchanges, as sent and received"),
+    "httpx2": ("httpx2 >= 2, < 3", "HTTP exchanges, as sent and received"),
+    "openai": ("openai >= 1.40, < 4", "chat completions, responses and embeddings, with and without streaming"),
+}
+_OUTSIDE = {
+    "aiohttp": "its connections",
+    "requests": "its connections",
+    "urllib3": "its connections",
+    "pycurl": "its connections",
+    "niquests": "its connections",
+    "grpcio": "its calls",
+    "boto3": "its connections (Bedrock too)",
+    "websockets": "its messages (realtime APIs)",
+}
+_ALWAYS_OUTSIDE = (
+    "tools that carry no @trace_tool and are not named in OTEL_SFTRACE_TOOLS",
+    "websockets, raw sockets, and HTTP clients other than httpx and httpx2",
+    "programs that the agent starts and that are not Python",
+    "the clock, random numbers, and files",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requirement:
+    """A distribution this package needs: what is asked for, what is installed (None: not), and whether it fits."""
+
+    name: str
+    needs: str
+    version: str | None
+    fits: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryPoints:
+    """Who is registered in a group of OpenTelemetry, and who is chosen: `why` names the variable or rule."""
+
+    group: str
+    chosen: tuple[str, ...]
+    why: str
+    registered: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Library:
+    """A library with a boundary of ours: `state` is patched, patchable, unsupported or absent."""
+
+    name: str
+    version: str | None
+    supported: str
+    captures: str
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folder:
+    """Where bundles go; `problem` is None where that folder can be written to (or made)."""
+
+    path: str
+    exists: bool
+    problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """All of it; `problems` is empty where a run started now would be recorded."""
+
+    version: str
+    python: str
+    platform: str
+    requirements: tuple[Requirement, ...]
+    entry_points: tuple[EntryPoints, ...]
+    libraries: tuple[Library, ...]
+    folder: Folder
+    settings: Mapping[str, str]
+    not_captured: tuple[str, ...]
+    problems: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values of everything."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def diagnose(environ: Mapping[str, str], *, directory: str | None = None) -> Diagnosis:
+    """Look at this interpreter and `environ`; `directory` overrides the folder for bundles."""
+    try:
+        settings, fault = Settings.from_environ(environ, dir=directory), None
+    except SettingsError as error:
+        settings, fault = Settings(), str(error)
+    requirements = _requirements()
+    libraries = tuple(_library(name) for name in _BOUNDARIES)
+    folder = _folder(settings.dir)
+    return Diagnosis(
+        version=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(terse=True),
+        requirements=requirements,
+        entry_points=tuple(_entry_points(group, name, environ) for group, name in _GROUPS.items()),
+        libraries=libraries,
+        folder=folder,
+        settings={name: environ[name] for name in sorted(environ) if name.startswith(PREFIX)},
+        not_captured=(*_outside(), *_ALWAYS_OUTSIDE),
+        problems=tuple(_problems(environ, settings, fault, requirements, libraries, folder)),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _fits(requirement: str) -> bool:
+    from opentelemetry.instrumentation.dependencies import get_dependency_conflicts
+
+    return get_dependency_conflicts([requirement]) is None
+
+
+def _requirements() -> tuple[Requirement, ...]:
+    try:
+        lines = metadata.requires("sftrace-otel") or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    return tuple(_requirement(line) for line in lines if ";" not in line)
+
+
+def _requirement(line: str) -> Requirement:
+    name = line
+    for mark in "<>=!~[ (":
+        name = name.split(mark, 1)[0]
+    return Requirement(name=name, needs=line[len(name) :].strip(" ()"), version=_version(name), fits=_fits(line))
+
+
+def _entry_points(group: str, variable: str, environ: Mapping[str, str]) -> EntryPoints:
+    """As the loader of opentelemetry-instrumentation chooses, and as `environment_variables` makes it choose a distro."""
+    registered = tuple(one.name for one in metadata.entry_points(group=group))
+    asked = tuple(part.strip() for part in environ.get(variable, "").split(",") if part.strip()) if variable else ()
+    if group == "opentelemetry_distro" and choose_distro(dict(environ)):
+        return EntryPoints(group=group, chosen=("sftrace",), why="nothing else was chosen", registered=registered)
+    if asked:
+        return EntryPoints(group=group, chosen=asked, why=variable, registered=registered)
+    if group == "opentelemetry_instrumentor":
+        return EntryPoints(group=group, chosen=registered, why="all are loaded", registered=registered)
+    if group in ("opentelemetry_traces_exporter", "opentelemetry_id_generator"):
+        return EntryPoints(group=group, chosen=(), why="the distro decides", registered=registered)
+    return EntryPoints(group=group, chosen=registered[:1], why="first found", registered=registered)
+
+
+def _library(name: str) -> Library:
+    supported, captures = _BOUNDARIES[name]
+    version = _version(name)
+    return Library(
+        name=name, version=version, supported=supported, captures=captures, state=_state(name, version, supported)
+    )
+
+
+def _state(name: str, version: str | None, supported: str) -> str:
+    if version is None:
+        return "absent"
+    if not _fits(supported):
+        return "unsupported"
+    return "patchable"
+
+
+def _folder(path: Path) -> Folder:
+    exists = path.is_dir()
+    return Folder(path=str(path), exists=exists, problem=_unwritable(path if exists else _nearest(path)))
+
+
+def _nearest(path: Path) -> Path:
+    return next((parent for parent in path.absolute().parents if parent.exists()), Path(os.sep))
+
+
+def _unwritable(folder: Path) -> str | None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as fault:
+        return f"{folder}: {fault.strerror}"
+
+
+def _outside() -> Iterable[str]:
+    for name, what in _OUTSIDE.items():
+        version = _version(name)
+        if version is not None:
+            yield f"{name} {version}: {what}"
+
+
+def _problems(
+    environ: Mapping[str, str],
+    settings: Settings,
+    fault: str | None,
+    requirements: Iterable[Requirement],
+    libraries: Iterable[Library],
+    folder: Folder,
+) -> Iterable[str]:
+    if fault is not None:
+        yield f"nothing is recorded: {fault}"
+    for need in requirements:
+        if not need.fits:
+            found = need.version or "is not installed"
+            yield f"{need.name} {found}: {need.needs} is needed; pip install '{need.name}{need.needs}'"
+    for library in libraries:
+        if library.state == "unsupported":
+            yield f"{library.name} {library.version} is outside {library.supported}: its calls may be missed"
+    if folder.problem is not None:
+        yield f"bundles cannot be written: {folder.problem}; choose another folder with OTEL_SFTRACE_DIR"
+    yield from _switched_off(environ, settings)
+
+
+def _switched_off(environ: Mapping[str, str], settings: Settings) -> Iterable[str]:
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        yield "nothing is recorded: OTEL_SDK_DISABLED=true"
+    if environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
+        yield "nothing is recorded: OTEL_TRACES_EXPORTER=none"
+    if settings.capture == "off":
+        yield f"nothing is recorded: {PREFIX}CAPTURE=off"
+    disabled = environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "")
+    if "*" in disabled or "sftrace" in disabled:
+        yield f"some or all of our boundaries are off: OTEL_PYTHON_DISABLED_INSTRUMENTATIONS={disabled}"

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Overrides as text: `T=JSON` replaces an output, `T:POINTER=JSON` one value in it; T is a step or an event id.
+
+Decision: changes are applied in the order given, each to what the ones before left, so that several `--set` of one
+event add up. Rejected: JSON Patch documents, which nobody types into a shell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sftrace_otel.errors import ForkError, FormatError, SettingsError
+from sftrace_otel.formats import Json, canonical
+from sftrace_otel.formats.sftrace import Event, LLMResponse, ToolResult
+
+__all__ = ["Change", "Override", "outputs", "read_override", "read_set"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One option: `target` as typed, `pointer` an RFC 6901 pointer into the output ("" is all of it)."""
+
+    target: str
+    pointer: str
+    value: Json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Override:
+    """A new output for the event of a step, or of an id: exactly one of the two is set."""
+
+    step: int | None
+    event_id: str | None
+    output: Json
+
+
+def read_override(text: str) -> Change:
+    """Read `T=JSON`. Raises SettingsError."""
+    target, equals, value = text.partition("=")
+    if not target or not equals:
+        raise SettingsError(f'--override {text}: write it as T=JSON, for instance 5=\'{{"status":"ok"}}\'')
+    return Change(target=target, pointer="", value=_json(value, f"--override {text}"))
+
+
+def read_set(text: str) -> Change:
+    """Read `T:POINTER=JSON`; the first `=` that JSON follows ends the pointer. Raises SettingsError."""
+    target, colon, rest = text.partition(":")
+    if not target or not colon or not rest.startswith("/") or "=" not in rest:
+        raise SettingsError(f"--set {text}: write it as T:POINTER=JSON, for instance 5:/results/0/price=10")
+    at = rest.index("=")
+    while True:
+        try:
+            return Change(target=target, pointer=rest[:at], value=_json(rest[at + 1 :], f"--set {text}"))
+        except SettingsError:
+            at = rest.find("=", at + 1)
+            if at < 0:
+                raise
+
+
+def outputs(events: Sequence[Event], changes: Iterable[Change]) -> list[Override]:
+    """The overrides that `changes` come to, one for each target. Raises ForkError for a place that is not there."""
+    new: dict[str, Json] = {}
+    for change in changes:
+        if change.pointer:
+            old = new[change.target] if change.target in new else _output(events, change.target)
+            new[change.target] = _replaced(old, change.pointer.split("/")[1:], change.value, change)
+        else:
+            new[change.target] = change.value
+    return [_override(target, output) for target, output in new.items()]
+
+
+def _override(target: str, output: Json) -> Override:
+    step = _step(target)
+    return Override(step=step, event_id=target if step is None else None, output=output)
+
+
+def _step(target: str) -> int | None:
+    return int(target) if target.isascii() and target.isdecimal() else None
+
+
+def _json(text: str, where: str) -> Json:
+    try:
+        return canonical.loads(text.encode("utf-8", "surrogatepass"))
+    except FormatError as fault:
+        raise SettingsError(f"{where}: what follows '=' is not JSON ({fault}); quote text, as in '\"text\"'") from None
+
+
+def _output(events: Sequence[Event], target: str) -> Json:
+    step = _step(target)
+    found = [event for event in events if (event.id == target if step is None else event.step == step)]
+    for event in found:
+        if isinstance(event, (ToolResult, LLMResponse)):
+            return event.output
+    if found:
+        raise ForkError(
+            f"invalid overrides: override targets {_name(target)} ({found[0].type}); "
+            "only tool_result and llm_response can be overridden"
+        )
+    if step is None:
+        raise ForkError(f"invalid overrides: override targets event {target} which is not in the trace")
+    raise ForkError(f"invalid overrides: override targets step {step} but trace only has {len(events)} steps")
+
+
+def _name(target: str) -> str:
+    return f"event {target}" if _step(target) is None else f"step {target}"
+
+
+def _replaced(value: Json, path: list[str], new: Json, change: Change) -> Json:
+    """`value` with the place that `path` names set to `new`; what is not on the path is shared, nothing is changed."""
+    if not path:
+        return new
+    name, rest = path[0].replace("~1", "/").replace("~0", "~"), path[1:]
+    if isinstance(value, dict) and (name in value or not rest):
+        return {**value, name: _replaced(value.get(name), rest, new, change)}
+    if isinstance(value, list) and name.isascii() and name.isdecimal() and int(name) < len(value):
+        at = int(name)
+        return [*value[:at], _replaced(value[at], rest, new, change), *value[at + 1 :]]
+    raise ForkError(
+        f"invalid overrides: {change.pointer} is not in the output of {_name(change.target)}; "
+        f"see it with: sftrace inspect PATH --step N"
+    )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of the command line: parsers, dispatch, and what every verb has in common when something is wrong.
+
+A verb module has `USAGE`, `EXITS`, `configure(parser)` and `run(arguments) -> int`; only the module of the verb that
+was typed is imported, and only its parser is built (subparsers of argparse build them all: a third of the start-up).
+Faults leave a verb as exceptions; here, and only here, they become one line on standard error and exit code 2.
+126, 127, 130 and 141 mean what they mean in a shell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from sftrace_otel.cli.text import clean, note
+from sftrace_otel.version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import NoReturn
+
+__all__ = ["main"]
+
+VERBS = {
+    "record": "run a Python command under OpenTelemetry auto-instrumentation and record it",
+    "ls": "list recorded bundles, newest first",
+    "validate": "check a bundle's structure and hashes",
+    "verify": "the same as validate --verify-integrity: file checksums too",
+    "inspect": "show what happened in a run, and what was lost or redacted",
+    "replay": "run the program again, offline, every answer from the bundle, and compare",
+    "fork": "write a new bundle up to a step, outputs changed where asked",
+    "doctor": "say what is installed, what would be recorded and where, and what cannot be",
+}
+_PATH = "PATH is a bundle, a trace id, a run id, or 'latest'. 'sftrace VERB --help' tells more about one verb."
+UNUSABLE = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of one line that name the next step."""
+
+    def error(self, message: str) -> NoReturn:
+        note(f"{self.prog}: {clean(message)}; see '{self.prog} --help'")
+        raise SystemExit(UNUSABLE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb with `argv` (default: the process's arguments); return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    arguments = _parse(sys.argv[1:] if argv is None else argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        note(f"sftrace {arguments.verb}: interrupted")
+        return INTERRUPTED
+    except Exception as fault:
+        if arguments.debug:
+            raise
+        note(f"sftrace {arguments.verb}: {_describe(fault)}")
+        return UNUSABLE
+    return code
+
+
+def verb_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one verb."""
+    verb = _verb(name)
+    parser = _Parser(
+        prog=f"sftrace {name}",
+        usage=f"sftrace {name} {verb.USAGE}",
+        description=f"{VERBS[name][0].upper()}{VERBS[name][1:]}.",
+        epilog=verb.EXITS,
+        allow_abbrev=False,
+    )
+    verb.configure(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(verb=name, run=verb.run, rest=None)
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    top = _top().parse_args(argv)
+    head, command = _split(top.arguments) if getattr(_verb(top.verb), "TAKES_COMMAND", False) else (top.arguments, None)
+    arguments = verb_parser(top.verb).parse_args(head)
+    arguments.rest = command
+    arguments.debug |= top.debug
+    return arguments
+
+
+def _top() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {name:<9} {text}" for name, text in VERBS.items())
+    parser = _Parser(
+        prog="sftrace",
+        usage="sftrace [-h] [--version] [--debug] VERB …",
+        description="Record a run of an AI agent as a redacted, tamper-evident bundle; replay and fork it offline.",
+        epilog=f"verbs:\n{listed}\n\n{_PATH}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"sftrace-otel {__version__}", help="show the version")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("verb", metavar="VERB", choices=VERBS, help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _verb(name: str) -> ModuleType:
+    from importlib import import_module
+
+    return import_module(f"sftrace_otel.cli.{name}")
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str] | None]:
+    """What is before and after the first ``--``: argparse would let the command swallow the options before it."""
+    if "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _describe(fault: Exception) -> str:
+    from sftrace_otel.errors import SftraceError
+
+    if isinstance(fault, SftraceError):
+        return clean(fault)
+    if isinstance(fault, OSError) and fault.strerror:
+        where = f"{clean(fault.filename)}: " if fault.filename else ""
+        return f"{where}{fault.strerror}; check the path and its permissions"
+    return f"unexpected {type(fault).__name__}: {clean(fault)}; '--debug' shows where, please report it"
+
+
+def _silence_stdout() -> None:
+    # The interpreter flushes stdout once more at exit; without this it would complain there.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

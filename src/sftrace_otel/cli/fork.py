@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fork PATH`: a new bundle up to a step, outputs changed where asked; the report is the field's (seed `003`)."""
+
+from __future__ import annotations
+
+import argparse
+
+from sftrace_otel.cli.places import add_json, add_path, locate
+from sftrace_otel.cli.text import box, clean, note, say, say_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sftrace_otel.fork import ForkResult, OverrideSpec
+    from sftrace_otel.formats import Json
+    from sftrace_otel.trace import Trace
+
+USAGE = "PATH (--at-step N | --at-event ID) [-o OUT] [options]"
+EXITS = "Exit code: 0; 1 the fork point or an override does not fit the bundle; 2 a file cannot be read or written."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``fork``."""
+    add_path(parser)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--at-step", type=int, metavar="N", help="last step of the fork (0 is the first)")
+    where.add_argument("--at-event", metavar="ID", help="id of the last event of the fork")
+    parser.add_argument("-o", "--output", metavar="OUT", help="new bundle (default: {stem}-forked.sftrace beside PATH)")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is a bundle")
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        metavar="T=JSON",
+        help="replace the output of a tool_result or llm_response; T is its step or event id; may be repeated",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="T:POINTER=JSON",
+        help="change one value inside such an output, named by a JSON Pointer; may be repeated",
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fork and print the report."""
+    from sftrace_otel.errors import ForkError
+
+    try:
+        return _fork(arguments)
+    except ForkError as fault:
+        if arguments.debug:
+            raise
+        note(f"sftrace fork: {clean(fault)}")
+        return 1
+
+
+def _fork(arguments: argparse.Namespace) -> int:
+    from sftrace_otel.fork import ForkPoint, fork_trace
+    from sftrace_otel.trace import Trace
+
+    path = locate(arguments)
+    trace = Trace.load(path)
+    out = _output(path, arguments.output)
+    result = fork_trace(
+        path,
+        ForkPoint(step=arguments.at_step, event_id=arguments.at_event),
+        overrides=_overrides(trace, arguments.override, arguments.set),
+        output_path=out,
+        overwrite=arguments.overwrite,
+    )
+    if arguments.json:
+        say_json(_document(path, result, out))
+    else:
+        say(*_report(path, trace, result, out))
+    return 0
+
+
+def _overrides(trace: Trace, whole: list[str], parts: list[str]) -> list[OverrideSpec]:
+    from sftrace_otel.analysis.overrides import outputs, read_override, read_set
+    from sftrace_otel.fork import OverrideSpec
+
+    changes = [*map(read_override, whole), *map(read_set, parts)]
+    return [
+        OverrideSpec(step=one.step, event_id=one.event_id, output=one.output) for one in outputs(trace.events, changes)
+    ]
+
+
+def _output(path: Path, given: str | None) -> Path:
+    from pathlib import Path as NewPath
+
+    return NewPath(given) if given else path.with_name(f"{path.stem}-forked.sftrace")
+
+
+def _report(path: Path, trace: Trace, result: ForkResult, out: Path) -> list[str]:
+    rows: list[tuple[str, object]] = [
+        ("Original Events", result.original_event_count),
+        ("Forked Events", result.forked_event_count),
+        ("Fork Point Step", result.fork_point_step),
+        ("Fork Point Event", result.fork_point_event_id),
+        ("Events Excluded", result.original_event_count - result.forked_event_count),
+    ]
+    if result.overrides_applied:
+        rows.append(("Overrides Applied", result.overrides_applied))
+    return [
+        "Sftrace Fork",
+        "",
+        f"Original trace:  {clean(path)}",
+        f"Agent:           {clean(trace.manifest.agent_name)}",
+        f"Events:          {len(trace.events)}",
+        f"Fork at step:    {result.fork_point_step}",
+        "",
+        *box("Fork Report", rows),
+        "",
+        f"✓ Forked trace saved to: {clean(out)}",
+    ]
+
+
+def _document(path: Path, result: ForkResult, out: Path) -> dict[str, Json]:
+    return {
+        "original": str(path),
+        "forked": str(out),
+        "original_event_count": result.original_event_count,
+        "forked_event_count": result.forked_event_count,
+        "events_excluded": result.original_event_count - result.forked_event_count,
+        "fork_point_step": result.fork_point_step,
+        "fork_point_event_id": result.fork_point_event_id,
+        "overrides_applied": result.overrides_applied,
+    }

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`replay PATH`: run the program again with every answer from the bundle, and compare.
+
+A command runs as a child under auto-instrumentation and writes its report into a folder of ours; an entrypoint runs in
+this process. The program's standard output stays its own: what we say goes to standard error, and with `--json` the
+program's output goes there too, so that standard output holds one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import contextmanager
+
+from sftrace_otel.cli.places import add_json, add_path, locate
+from sftrace_otel.cli.text import clean_lines, note, say_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sftrace_otel.replay import Result
+
+USAGE = "PATH (--entrypoint M:F | -- CMD …) [options]"
+EXITS = (
+    "Exit code: 0 the same; 1 it diverged; 2 it could not be replayed (bundle changed or unreadable, nothing to run); "
+    "4 the recording ended and all matched until there (a fork)."
+)
+TAKES_COMMAND = True
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `replay`."""
+    add_path(parser)
+    parser.add_argument(
+        "--entrypoint",
+        metavar="M:F",
+        help="function F of module M, imported from the current folder; called with the recorded run input where it "
+        "takes an argument, awaited where it is a coroutine",
+    )
+    parser.add_argument(
+        "--order",
+        choices=("causal", "strict", "any"),
+        default="causal",
+        help="which order of calls is the same: causal (default: what had to come first), strict (the exact sequence), "
+        "or any",
+    )
+    parser.add_argument(
+        "--map-host",
+        action="append",
+        default=[],
+        metavar="A=B",
+        help="the recorded host[:port] A is B in this run; may be repeated",
+    )
+    parser.add_argument(
+        "--run-untraced-tools",
+        action="store_true",
+        help="start although the recording lacks the results of some tools: their functions run for real",
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay and print the report."""
+    if (arguments.entrypoint is None) == (not arguments.rest):
+        note(
+            "sftrace replay: give what to run: either --entrypoint module:function, or a command after '--', as in: "
+            "sftrace replay latest -- python agent.py"
+        )
+        return 2
+    path = locate(arguments)
+    hosts = _hosts(arguments.map_host)
+    if hosts is None:
+        note("sftrace replay: --map-host: write it as recorded=now, for instance api.example.com=127.0.0.1:8000")
+        return 2
+    result = _replay(arguments, path, hosts)
+    if arguments.json:
+        say_json({"bundle": str(path), **result.document})
+    else:
+        note(*(clean_lines(line) for line in result.lines()))
+    return result.exit_code
+
+
+def _replay(arguments: argparse.Namespace, path: Path, hosts: dict[str, str]) -> Result:
+    from sftrace_otel.replay import replay_command, replay_entrypoint
+
+    options = {"order": arguments.order, "map_hosts": hosts, "run_untraced_tools": arguments.run_untraced_tools}
+    if arguments.rest:
+        return replay_command(path, arguments.rest, stdout=2 if arguments.json else None, **options)
+    with _stdout_to_stderr(arguments.json):
+        return replay_entrypoint(path, arguments.entrypoint, **options)
+
+
+def _hosts(pairs: list[str]) -> dict[str, str] | None:
+    split = [pair.partition("=") for pair in pairs]
+    if not all(recorded and now for recorded, _, now in split):
+        return None
+    return {recorded: now for recorded, _, now in split}
+
+
+@contextmanager
+def _stdout_to_stderr(wanted: bool) -> Iterator[None]:
+    """What this process and its children write to standard output goes to standard error meanwhile."""
+    import os
+    import sys
+
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`validate PATH`: every check with its outcome, every finding with its place, and what the verdict covers.
+
+The check list and its order are the field's (seed `003`); a check that could not be made because a file is unreadable
+says so instead of passing.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from sftrace_otel.cli.places import add_json, add_path, locate
+from sftrace_otel.cli.text import clean, note, say, say_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from sftrace_otel.bundle.read import Validation
+    from sftrace_otel.formats.sftrace import Issue
+
+USAGE = "PATH [--strict | --partial] [--verify-integrity] [--json]"
+EXITS = "Exit code: 0 valid, 1 invalid, 2 unreadable, 3 nothing to verify against (no checksums or no payload hashes)."
+NO_SIGNATURE = "Checksums detect changes by accident and by those who cannot rewrite them; they are no signature."
+
+_CHECKS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("Manifest valid", frozenset({"invalid_manifest"})),
+    ("Event structure valid", frozenset({"invalid_event", "step_order", "run_start_count", "missing_error_event"})),
+    ("Event IDs unique", frozenset({"duplicate_event_id"})),
+    ("Parent references valid", frozenset({"invalid_parent", "parent_not_earlier"})),
+    ("Run IDs consistent", frozenset({"run_id_mismatch"})),
+    ("Event count matches", frozenset({"event_count_mismatch"})),
+)
+_SHOWN = 5
+_UNREADABLE = frozenset({"missing_file", "invalid_json", "unsupported_schema", "invalid_manifest", "invalid_event"})
+
+
+def configure(parser: argparse.ArgumentParser, *, verifying: bool = False) -> None:
+    """Add the arguments; `verifying` fixes `--verify-integrity` as on."""
+    add_path(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--strict", action="store_true", help="a whole run: one run_start, an error where it failed (default)"
+    )
+    how.add_argument("--partial", action="store_true", help="accept a part of a run")
+    if verifying:
+        parser.set_defaults(verify_integrity=True)
+    else:
+        parser.add_argument(
+            "--verify-integrity", action="store_true", help="also compare the files with integrity.json"
+        )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Validate and print."""
+    from sftrace_otel.bundle.read import validate_bundle
+
+    path = locate(arguments)
+    result = validate_bundle(path, strict=not arguments.partial, verify_integrity=arguments.verify_integrity)
+    if arguments.json:
+        say_json(_document(path, result))
+        return result.exit_code
+    say(*_report(path, result, verify=arguments.verify_integrity))
+    note(*(f"sftrace {arguments.verb}: {line}" for line in _findings(result.issues)))
+    note(*(f"sftrace {arguments.verb}: warning: {clean(warning)}" for warning in result.warnings))
+    return result.exit_code
+
+
+def _report(path: Path, result: Validation, *, verify: bool) -> list[str]:
+    codes = {issue.code for issue in result.issues}
+    lines = [f"Bundle: {clean(path)}", ""]
+    for text, faults in _CHECKS:
+        lines.append(_line(text, failed=bool(codes & faults), known=not codes & _UNREADABLE))
+    lines += _verified(result, codes) if verify else ["- Payload hashes, file checksums: add --verify-integrity"]
+    return [*lines, "", _verdict(result)]
+
+
+def _line(text: str, *, failed: bool, known: bool) -> str:
+    if failed:
+        return f"✗ {text}"
+    return f"✓ {text}" if known else f"- {text}: not checked, the bundle cannot be read"
+
+
+def _verified(result: Validation, codes: set[str]) -> list[str]:
+    hashless = any(issue.code == "integrity_unverified" and issue.event_id for issue in result.issues)
+    lines = [_line("Payload hashes match", failed="payload_hash_mismatch" in codes, known=not codes & _UNREADABLE)]
+    if hashless and "payload_hash_mismatch" not in codes:
+        lines = ["- Payload hashes: some events store none"]
+    if result.profile == "rfc8785":
+        lines.append("  they follow RFC 8785 instead of this format's own profile; accepted")
+    covered = ", ".join(map(clean, result.covered_files)) or "no file"
+    if result.integrity == "mismatch":
+        lines.append("✗ File checksums match")
+    elif result.covered_files:
+        lines.append("✓ File checksums match")
+    else:
+        lines.append("- File checksums: the bundle holds none")
+    return [*lines, f"  covered: {covered}", f"  {NO_SIGNATURE}"]
+
+
+def _verdict(result: Validation) -> str:
+    return {
+        0: "Validation passed.",
+        3: "Validation passed, but not everything could be verified.",
+    }.get(result.exit_code, "Validation failed.")
+
+
+def _findings(issues: Sequence[Issue]) -> Iterator[str]:
+    """A line for each finding; of one kind the first few, and how many more."""
+    left: dict[str, int] = {}
+    for issue in issues:
+        left[issue.code] = left.get(issue.code, 0) + 1
+        if left[issue.code] <= _SHOWN:
+            yield _finding(issue)
+    for code, count in left.items():
+        if count > _SHOWN:
+            yield f"and {count - _SHOWN} more of {clean(code)}; --json lists all"
+
+
+def _finding(issue: Issue) -> str:
+    place = [clean(issue.location)] if issue.location else []
+    if issue.step is not None:
+        place.append(f"step {issue.step}")
+    if issue.event_id:
+        place.append(clean(issue.event_id))
+    return f"{', '.join(place)}: {clean(issue.code)}: {clean(issue.message)}".removeprefix(": ")
+
+
+def _document(path: Path, result: Validation) -> dict[str, object]:
+    return {
+        "path": str(path),
+        "valid": result.exit_code in (0, 3),
+        "exit_code": result.exit_code,
+        "integrity": result.integrity,
+        "hash_profile": result.profile,
+        "covered_files": list(result.covered_files),
+        "note": NO_SIGNATURE,
+        "issues": _issues(result.issues),
+        "warnings": list(result.warnings),
+    }
+
+
+def _issues(issues: Sequence[Issue]) -> list[dict[str, object]]:
+    names = ("code", "message", "event_id", "step", "location")
+    return [{name: getattr(issue, name) for name in names} for issue in issues]
