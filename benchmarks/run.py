@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The speed targets, measured on this machine: each row a ratio within one run, best of five, contenders interleaved.
 
+Exit code 0 when every target was met, else 1.
+
     make bench                                   all rows, some minutes
     python benchmarks/run.py tools export        only these
     python benchmarks/run.py --every-round       five rounds of stepfork's 10,000 calls too (minutes each), not one

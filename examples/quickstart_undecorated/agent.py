@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quickstart's agent with its two tools in a module of their own and no trace of sftrace in the code.
 
-OTEL_SFTRACE_TOOLS=shop:find_order,shop:refund opentelemetry-instrument python agent.py
+They are named from outside instead:
+
+    OTEL_SFTRACE_TOOLS=shop:find_order,shop:refund opentelemetry-instrument python agent.py
 """
 
 from __future__ import annotations
