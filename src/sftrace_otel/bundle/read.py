@@ -179,9 +179,20 @@ class Bundle:
             return IntegrityReport("mismatch", (Issue.of(error, INTEGRITY_FILE),), (), ())
         return _compare(self.path, record, {})
 
-    def files(self) -> tuple[str, ...]:
-        """Names of all files inside, with `/`, sorted; links and devices are left out."""
-        return tuple(name for name, regular in _walk(self.path) if regular)
+    def listed(self) -> dict[str, str | None]:
+        """The files that belong to the bundle, with their SHA-256; without one where there is no `integrity.json`.
+
+        Raises:
+            TraceStorageError: The record cannot be read.
+        """
+        record = _read_integrity(self.path)
+        if record is not None:
+            return dict(record.files)
+        return {name: None for name in (*REQUIRED_FILES, *sidecars.FILES) if self.has(name)}
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file of the bundle. Raises TraceStorageError."""
+        return _read_document(self.path, name)
 
     def lines(self, name: str) -> Iterator[bytes]:
         """The lines of a file of the bundle, without their newlines. Raises TraceStorageError."""
@@ -268,7 +279,7 @@ def list_bundles(folder: Path | str) -> list[Summary]:
     return sorted(summaries, key=_age, reverse=True)
 
 
-def resolve(where: str, *, dir: Path | str) -> Path:
+def resolve(where: str, *, dir: Path | str) -> Path:  # noqa: A002
     """The bundle that a person means.
 
     Args:
@@ -446,7 +457,7 @@ def _require_folder(folder: Path) -> None:
     try:
         mode = folder.stat().st_mode
     except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) or isinstance(error, FileNotFoundError | NotADirectoryError):
+        if isinstance(error, ValueError | FileNotFoundError | NotADirectoryError):
             raise TraceStorageError("there is no such bundle", where=str(folder), code="missing_file") from None
         raise _unreadable(error, folder) from error
     if not stat.S_ISDIR(mode):

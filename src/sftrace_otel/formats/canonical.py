@@ -44,12 +44,8 @@ MAX_INT_DIGITS = 4300
 _PLAIN = frozenset({str, int, bool, type(None)})
 _UNPROVEN: Any = object()
 _all_plain = _PLAIN.issuperset
-_OPTIONS = (
-    orjson.OPT_SORT_KEYS
-    | orjson.OPT_PASSTHROUGH_SUBCLASS
-    | orjson.OPT_PASSTHROUGH_DATACLASS
-    | orjson.OPT_PASSTHROUGH_DATETIME
-)
+_SPELLING = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_OPTIONS = _SPELLING | orjson.OPT_SORT_KEYS
 _SAFE_INT = 2**53 - 1
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 
@@ -102,7 +98,7 @@ def loads(data: bytes | bytearray | memoryview) -> Json:
             `invalid_json`.
     """
     data = bytes(data)
-    value = _loads_proven(data)
+    value = _loads_proven(data, _SPELLING)
     return _loads_slowly(data) if value is _UNPROVEN else value
 
 
@@ -113,11 +109,11 @@ def reread(data: bytes | bytearray | memoryview) -> tuple[Json, bytes]:
         FormatError: As `loads`.
     """
     data = bytes(data)
-    value = _loads_proven(data)
-    if value is _UNPROVEN:
-        value = _loads_slowly(data)
-        return value, dumps(value)
-    return value, data if _writes_like_cpython(value) else _dumps_slowly(value)
+    value = _loads_proven(data, _OPTIONS)
+    if value is not _UNPROVEN and _writes_like_cpython(value):
+        return value, data
+    value = loads(data)
+    return value, dumps(value)
 
 
 def printable(value: object, *, limit: int = 80, quote: bool = True) -> str:
@@ -217,11 +213,11 @@ def _require_text(pointer: str, text: str, what: str) -> None:
         raise CanonicalizationError(f"{what} with a lone surrogate has no UTF-8 form", where=pointer) from None
 
 
-def _loads_proven(data: bytes) -> Json:
+def _loads_proven(data: bytes, options: int) -> Json:
     """The value, if writing it again gives `data`: then no key was repeated and no digit was lost. Else `_UNPROVEN`."""
     try:
         value: Json = msgspec.json.decode(data)
-        if orjson.dumps(value, option=_OPTIONS) == data:
+        if orjson.dumps(value, option=options) == data:
             return value
     except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
         pass

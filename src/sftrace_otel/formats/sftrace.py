@@ -356,7 +356,7 @@ class TraceData:
     """A trace in memory: what the three required files of a bundle say."""
 
     manifest: Manifest
-    events: tuple[Event, ...]
+    events: tuple[EventBase, ...]
     redactions: tuple[RedactionEntry, ...] = ()
 
 

@@ -22,6 +22,7 @@ WIRE_FILE = "wire.jsonl"
 SPANS_FILE = "spans.jsonl"
 RUN_FILE = "run.json"
 PROVENANCE_FILE = "provenance.json"
+FILES = (CALLS_FILE, WIRE_FILE, SPANS_FILE, RUN_FILE, PROVENANCE_FILE)
 BLOBS_FOLDER = "blobs"
 CODE = "invalid_sidecar"
 """Reason code of everything that is wrong with a sidecar; a bundle loads without it."""

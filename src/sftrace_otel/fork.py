@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forks as users type them: `fork_trace`, `ForkEngine` and their models.
+
+A thin façade over `core.fork`: it loads the parent, draws the new run's id, takes the time, and saves. A fork's
+`provenance.json` names the parent by run id, name and the digest of its events, the fork point, and the overrides by
+digests. A parent whose files do not have their checksums is refused: a fork of it would look untouched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sftrace_otel.bundle import read, write
+from sftrace_otel.bundle.trace import Trace, cleaner, default_policy, new_run_id
+from sftrace_otel.core.fork import Forked, ForkInfo, ForkPoint, OverrideSpec, fork
+from sftrace_otel.errors import ForkError, TraceStorageError
+from sftrace_otel.formats import sftrace, sidecars
+from sftrace_otel.formats.sidecars import Provenance
+from sftrace_otel.version import __version__
+
+if TYPE_CHECKING:
+    from sftrace_otel.core.redact import RedactionPolicy
+
+__all__ = ["ForkEngine", "ForkError", "ForkInfo", "ForkPoint", "ForkResult", "OverrideSpec", "fork_trace"]
+
+
+@dataclass(frozen=True)
+class ForkResult:
+    """What a fork came to. A fork that fails raises ForkError, so `success` is True."""
+
+    success: bool
+    forked_trace_path: str | None
+    original_event_count: int
+    forked_event_count: int
+    fork_point_step: int
+    fork_point_event_id: str
+    overrides_applied: int
+    error_message: str | None = None
+
+
+class ForkEngine:
+    """Forks one trace in memory.
+
+    Args:
+        trace: The parent; it is not changed.
+        fork_point: The last event to keep.
+        overrides: Outputs to replace.
+        parent_trace_path: Where the parent is stored, for the provenance; where it was loaded from if left out.
+        policy: Redacts the new outputs; the default policy if left out.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        fork_point: ForkPoint,
+        *,
+        overrides: Sequence[OverrideSpec] | None = None,
+        parent_trace_path: str | Path | None = None,
+        policy: RedactionPolicy | None = None,
+    ) -> None:
+        self.trace = trace
+        self.fork_point = fork_point
+        self.overrides = tuple(overrides or ())
+        if parent_trace_path is None and trace.source is not None:
+            parent_trace_path = trace.source.path
+        self.parent_trace_path = None if parent_trace_path is None else str(parent_trace_path)
+        self.policy = policy
+
+    def fork(self) -> tuple[Trace, ForkInfo]:
+        """Make the fork.
+
+        Returns:
+            The new trace, which `Trace.save` writes with its provenance, and where it came from.
+
+        Raises:
+            ForkError: The fork point or an override does not fit the trace.
+        """
+        policy = self.policy or default_policy()
+        forked = fork(self.trace.data, self.fork_point, self.overrides, run_id=new_run_id(), clean=cleaner(policy))
+        info = ForkInfo(
+            parent_trace_path=self.parent_trace_path,
+            parent_run_id=self.trace.run_id,
+            fork_point_event_id=forked.event_id,
+            fork_point_step=forked.step,
+            fork_timestamp=datetime.now(UTC),
+            overrides_applied=len(forked.overridden),
+        )
+        trace = Trace.of(
+            forked.data,
+            source=self.trace.source,
+            stale=forked.stale | self.trace.stale,
+            provenance=_provenance(info, forked, _digest(self.trace.events)),
+            policy=policy,
+        )
+        return trace, info
+
+
+def fork_trace(
+    trace: Trace | Path | str,
+    fork_point: ForkPoint,
+    *,
+    overrides: Sequence[OverrideSpec] | None = None,
+    output_path: Path | str | None = None,
+    overwrite: bool = False,
+    policy: RedactionPolicy | None = None,
+) -> ForkResult:
+    """Fork a trace at a step or event, replace outputs, and save the result.
+
+    Args:
+        trace: A trace, or the path of its bundle.
+        fork_point: The last event to keep.
+        overrides: Outputs to replace.
+        output_path: Where to save the fork; it is not saved if left out.
+        overwrite: Replace a bundle that is there.
+        policy: Redacts the new outputs; the default policy if left out.
+
+    Raises:
+        ForkError: The fork point or an override does not fit the trace.
+        TraceStorageError: The bundle cannot be read or does not have its checksums, or the fork cannot be saved.
+    """
+    if output_path is not None:
+        write.require_free(Path(output_path).expanduser(), overwrite=overwrite)
+    parent = trace if isinstance(trace, Trace) else _load_intact(trace)
+    path = None if isinstance(trace, Trace) else str(trace)
+    forked, info = ForkEngine(parent, fork_point, overrides=overrides, parent_trace_path=path, policy=policy).fork()
+    saved = None if output_path is None else str(forked.save(output_path, overwrite=overwrite))
+    return ForkResult(
+        success=True,
+        forked_trace_path=saved,
+        original_event_count=len(parent.events),
+        forked_event_count=len(forked.events),
+        fork_point_step=info.fork_point_step,
+        fork_point_event_id=info.fork_point_event_id,
+        overrides_applied=info.overrides_applied,
+    )
+
+
+def _load_intact(path: Path | str) -> Trace:
+    bundle = read.open_bundle(path)
+    report = bundle.integrity()
+    if report.state == "mismatch":
+        issue = report.issues[0]
+        text = f"{issue.message}; a changed bundle is not forked"
+        raise TraceStorageError(text, where=str(bundle.path), code=issue.code)
+    return Trace.of(bundle.trace, source=bundle)
+
+
+def _provenance(info: ForkInfo, forked: Forked, events_sha256: str) -> Provenance:
+    name = None if info.parent_trace_path is None else Path(info.parent_trace_path).name
+    return Provenance(
+        schema_version=sidecars.VERSION,
+        origin="forked",
+        tool=f"sftrace-otel {__version__}",
+        created_at=info.fork_timestamp.isoformat(),
+        parents=[{"run_id": info.parent_run_id, "name": name, "events_sha256": events_sha256}],
+        fork_point={"step": forked.step, "event_id": forked.event_id},
+        overrides=[
+            {"step": one.step, "event_id": one.event_id, "was": one.was, "now": one.now} for one in forked.overridden
+        ],
+    )
+
+
+def _digest(events: Iterable[sftrace.EventBase]) -> str:
+    """SHA-256 of the parent's `events.jsonl`."""
+    digest = hashlib.sha256()
+    for event in events:
+        digest.update(sftrace.dump_event(event) + b"\n")
+    return digest.hexdigest()
