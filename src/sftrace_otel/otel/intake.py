@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ended spans on their way into the recorder: each once, complete, and told apart from calls recorded already.
+
+Decision: one intake per recorder, whoever delivers. Our processor tells of starts too, so a span finds its run at once
+and is written as it ends; it waits only while a span above it is open that may turn out to be the same call (a
+framework's LLM span around an SDK's). An exporter alone hears of ends only, children first and in batches: its spans
+wait, bounded, for their local root and then go the same way as if they had just happened.
+Rejected: mapping each span by itself (one model call becomes three events) and always waiting for the root (an agent
+killed after an hour leaves none of its spans).
+
+Nothing here raises: what fails is counted and logged by the recorder.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from opentelemetry.sdk.trace import ReadableSpan, Span
+
+from sftrace_otel.core.mapping import (
+    MappedCall,
+    Past,
+    Selected,
+    SpanRecord,
+    failure,
+    is_pending,
+    is_reference,
+    looks_like_call,
+    map_content,
+    select_calls,
+)
+from sftrace_otel.otel.convert import to_record
+from sftrace_otel.otel.rows import Resources, span_row
+from sftrace_otel.recorder import Call, Recorder, Run
+
+__all__ = ["SpanIntake", "intake_of"]
+
+_MARK = "_sftrace_intake"
+_REMEMBERED = 8_192
+"""Ended spans that are remembered, for spans that end after those above them and for second deliveries."""
+_HELD = 10_000
+"""Spans of an exporter without our processor that may wait for their local root."""
+_EARLY = 1_000
+"""Rows of spans that a run keeps until its first call opens its journal."""
+_UNENDED = 100_000
+"""Open spans that are followed; a program that never ends its spans must not fill the memory."""
+
+
+class _Open(NamedTuple):
+    parent: int
+    root: bool
+    attributes: Mapping[str, Any]
+
+
+class _Ended(NamedTuple):
+    record: SpanRecord
+    call: MappedCall | None
+    run: Run
+
+
+class SpanIntake:
+    """Takes spans for one recorder. All methods may be called from any thread."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.always_write = False
+        """Whether a span alone makes a bundle: set where the destination was named by the program."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._open: dict[int, _Open] = {}
+        self._past: dict[str, Past] = {}
+        self._calls: dict[str, Call] = {}
+        self._waiting: dict[int, list[_Ended]] = {}
+        self._held: dict[str, list[SpanRecord]] = {}
+        self._held_count = 0
+        self._early: dict[str, tuple[Run, list[dict[str, object]]]] = {}
+        self._resources: dict[str, Resources] = {}
+
+    # -- what processor and exporter call
+
+    def started(self, span: Span) -> None:
+        """A span began in this process; heard once however many processors tell."""
+        try:
+            marks = span.__dict__
+            if marks.get(_MARK) is self:
+                return
+            marks[_MARK] = self
+            context, parent = span.get_span_context(), span.parent
+            if context is None:
+                return
+            self._name_service(span.resource.attributes)
+            above = parent.span_id if parent is not None and not parent.is_remote else None
+            bundle = self._begin(
+                context.span_id, context.trace_id, above, span.kind.name, span.name, span.attributes or {}
+            )
+            if bundle is not None:
+                span.set_attribute("sftrace.bundle", bundle)
+        except BaseException as error:
+            self.recorder.fault("following a span", error)
+
+    def ended(self, span: ReadableSpan) -> bool:
+        """A span ended. False if it could not be taken; True also for one that was delivered before."""
+        try:
+            marks = span.__dict__
+            if marks.get(_MARK) is self:
+                return True
+            marks[_MARK] = self
+            record = to_record(span)
+            if record.span_id in self._past or is_pending(record.attributes):
+                return True
+            self._name_service(record.resource)
+            if int(record.span_id, 16) in self._open:
+                self._end(record)
+            else:
+                self._hold(record)
+        except BaseException as error:
+            self.recorder.fault("recording a span", error)
+            return False
+        return True
+
+    def flush(self) -> None:
+        """Take what still waits for a root or for a span above it: the process or the exporter ends."""
+        try:
+            with self._lock:
+                held, self._held, self._held_count = list(self._held.values()), {}, 0
+                waiting, self._waiting = list(self._waiting.values()), {}
+            for records in held:
+                self._relive(records)
+            for group in waiting:
+                self._emit(group)
+            for run, _ in list(self._early.values()):
+                if run.journal is not None:
+                    self._write_early(run)
+        except BaseException as error:
+            self.recorder.fault("flushing spans", error)
+
+    def _name_service(self, resource: Mapping[str, Any]) -> None:
+        if self.recorder.service is None:
+            self.recorder.service = str(resource.get("service.name", ""))
+
+    # -- one span
+
+    def _begin(
+        self, span_id: int, trace_id: int, above: int | None, kind: str, name: str, attributes: Mapping[str, Any]
+    ) -> str | None:
+        operation = attributes.get("gen_ai.operation.name")
+        if operation is None and name.startswith("invoke_agent"):
+            operation = "invoke_agent"
+        self._open[span_id] = _Open(above or 0, above is None, attributes)
+        if len(self._open) > _UNENDED:
+            self._open.pop(next(iter(self._open)), None)
+        return self.recorder.span_started(span_id, trace_id, above, kind, operation)
+
+    def _end(self, record: SpanRecord) -> None:
+        span_id = int(record.span_id, 16)
+        here = self._open.pop(span_id, None)
+        root = here is not None and here.root
+        try:
+            run = self._usable(self.recorder.span_run(span_id))
+            recorded = self.recorder.span_reference(span_id, record.scope_name or "") or is_reference(record)
+            call = map_content(record)
+            self._remember(record, call, recorded, run)
+            self._sort(_Ended(record, call, run), span_id, here, recorded)
+        finally:
+            self.recorder.span_closed(span_id, root=root, error=self._failure(record) if root else None)
+        if run.closed:
+            self._resources.pop(run.id, None)
+            self._early.pop(run.id, None)
+
+    def _usable(self, run: Run | None) -> Run:
+        return self.recorder.process_run() if run is None or run.closed else run
+
+    def _sort(self, ended: _Ended, span_id: int, here: _Open | None, recorded: bool) -> None:
+        above = self._open_call_above(here)
+        with self._lock:
+            group = self._waiting.pop(span_id, [])
+            if ended.call is not None:
+                group.append(ended)
+            if group and above:
+                self._waiting.setdefault(above, []).extend(group)
+                return
+        if ended.call is None and not recorded:
+            self._write(ended.run, ended.record)
+        if group:
+            self._emit(group)
+
+    def _open_call_above(self, here: _Open | None) -> int:
+        """The outermost open span above that may be a call, 0 if there is none."""
+        found, steps = 0, 0
+        while here is not None and here.parent and steps < 256:
+            above = self._open.get(here.parent)
+            if above is not None and looks_like_call(above.attributes):
+                found = here.parent
+            here, steps = above, steps + 1
+        return found
+
+    def _remember(self, record: SpanRecord, call: MappedCall | None, recorded: bool, run: Run) -> None:
+        with self._lock:
+            if is_reference(record):
+                self._calls[record.span_id] = _referred(record, run)
+            self._past[record.span_id] = Past(record.parent_id, _bare(call), recorded)
+            while len(self._past) > _REMEMBERED:
+                oldest = next(iter(self._past))
+                del self._past[oldest]
+                self._calls.pop(oldest, None)
+
+    def _failure(self, record: SpanRecord) -> tuple[str, str] | None:
+        """Class and redacted message of a failed local root."""
+        error = failure(record)
+        if error is None:
+            return None
+        kind = _clean(_class_name(error[0]))
+        if self.recorder.settings.capture != "full":
+            return kind, kind
+        return kind, _clean(self.recorder.policy.redact_text(error[1])[0])
+
+    # -- spans of an exporter alone
+
+    def _hold(self, record: SpanRecord) -> None:
+        root = record.parent_id is None or record.parent_is_remote
+        with self._lock:
+            self._held.setdefault(record.trace_id, []).append(record)
+            self._held_count += 1
+            ready = self._held.pop(record.trace_id) if root else []
+            if self._held_count > _HELD and not ready:
+                ready = self._held.pop(next(iter(self._held)))
+            self._held_count -= len(ready)
+        if ready:
+            self._relive(ready)
+
+    def _relive(self, records: list[SpanRecord]) -> None:
+        """Let held spans start and end again, in order, as if our processor had seen them."""
+        records = [record for record in records if record.span_id not in self._past]
+        here = {record.span_id for record in records}
+        for record in sorted(records, key=lambda item: (item.start_ns, -item.end_ns)):
+            local = record.parent_id is not None and not record.parent_is_remote and record.parent_id in here
+            above = int(record.parent_id, 16) if local and record.parent_id else None
+            span_id = int(record.span_id, 16)
+            self._begin(span_id, int(record.trace_id, 16), above, record.kind, record.name, record.attributes)
+            run = self.recorder.span_run(span_id)
+            if run is not None:
+                _begin_earlier(run, record.start_ns)
+        for record in _children_first(records):
+            self._end(record)
+
+    # -- into the recorder
+
+    def _emit(self, group: list[_Ended]) -> None:
+        runs = {item.record.span_id: self._usable(item.run) for item in group}
+        records = {item.record.span_id: item.record for item in group}
+        for chosen in select_calls([(item.record, item.call) for item in group], self._past):
+            event = self._record(chosen, runs[chosen.record.span_id])
+            for span_id in chosen.absorbed:
+                if span_id in records and event is not None:
+                    self._write(runs[span_id], records[span_id], same_as=event)
+
+    def _record(self, chosen: Selected, run: Run) -> str | None:
+        record = chosen.record
+        above = self._calls.get(chosen.above or "")
+        call = self.recorder.span_call(
+            run, record, _short_error(chosen.call), above=above if above is not None and above.run is run else None
+        )
+        if call is None:
+            return None
+        if record.dropped[0]:
+            run.lost("span attributes dropped by a limit", record.dropped[0])
+        with self._lock:
+            for span_id in (record.span_id, *chosen.absorbed):
+                self._calls[span_id] = call
+                past = self._past.get(span_id)
+                if past is not None:
+                    self._past[span_id] = Past(past.parent_id, past.call, recorded=True)
+        return call.id
+
+    def _write(self, run: Run, record: SpanRecord, *, same_as: str | None = None) -> None:
+        row = span_row(self.recorder, record, self._resources.setdefault(run.id, Resources()), same_as=same_as)
+        if run.journal is None and self.always_write:
+            self._open_journal(run)
+        if run.journal is None:
+            _, rows = self._early.setdefault(run.id, (run, []))
+            rows.append(row)
+            if len(rows) > _EARLY:
+                rows.pop(0)
+                run.lost("spans before the first call")
+        else:
+            self._write_early(run)
+            self.recorder.span_row(run, row)
+
+    def _write_early(self, run: Run) -> None:
+        _, rows = self._early.pop(run.id, (run, []))
+        for row in rows:
+            self.recorder.span_row(run, row)
+
+    def _open_journal(self, run: Run) -> None:
+        try:
+            with run.lock:
+                run.opened()
+        except OSError as error:
+            self.recorder.fault("opening the bundle", error, run)
+
+
+def _bare(call: MappedCall | None) -> MappedCall | None:
+    """A call without its content: all that is compared later."""
+    if call is None:
+        return None
+    return MappedCall(
+        kind=call.kind,
+        name=call.name,
+        model=call.model,
+        input=None,
+        response_id=call.response_id,
+        missing=("input", "output"),
+    )
+
+
+def _referred(record: SpanRecord, run: Run) -> Call:
+    """The call that a span of ours refers to, as far as those below it need it."""
+    call = Call(run, 0, str(record.attributes["sftrace.event.id"]), "", record.name, None, "")
+    call.began = max(0, record.start_ns - run.wall0)
+    return call
+
+
+def _begin_earlier(run: Run, unix_ns: int) -> None:
+    """A run that is known only now, from spans that ended, began when they did."""
+    earlier = run.wall0 - unix_ns
+    if run.journal is None and earlier > 0 and unix_ns > 0:
+        run.wall0 -= earlier
+        run.mono0 -= earlier
+
+
+def _short_error(call: MappedCall) -> MappedCall:
+    """OpenTelemetry names a class with its module, events without."""
+    if call.error is None:
+        return call
+    return msgspec.structs.replace(call, error=(_clean(_class_name(call.error[0])), _clean(call.error[1])))
+
+
+def _class_name(name: str) -> str:
+    return name.rpartition(".")[2] or name
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _children_first(records: Iterable[SpanRecord]) -> list[SpanRecord]:
+    """Spans in an order in which each comes after those below it."""
+    parents = {record.span_id: record.parent_id for record in records}
+
+    def depth(span_id: str | None) -> int:
+        steps = 0
+        while span_id in parents and steps <= len(parents):
+            span_id, steps = parents[span_id], steps + 1
+        return steps
+
+    return sorted(records, key=lambda record: (-depth(record.span_id), record.end_ns))
+
+
+# Held by their recorder's `before_close`, so an intake lives as long as its recorder.
+_intakes: weakref.WeakValueDictionary[int, SpanIntake] = weakref.WeakValueDictionary()
+_registry = threading.Lock()
+
+
+def intake_of(recorder: Recorder) -> SpanIntake:
+    """The one intake of a recorder; flushed before the recorder closes."""
+    with _registry:
+        intake = _intakes.get(id(recorder))
+        if intake is None or intake.recorder is not recorder:
+            intake = _intakes[id(recorder)] = SpanIntake(recorder)
+            recorder.before_close.append(intake.flush)
+        return intake
+
+
+def _after_fork() -> None:
+    """In a forked child: the parent's open and waiting spans are the parent's."""
+    global _registry
+    _registry = threading.Lock()
+    for intake in list(_intakes.values()):
+        intake._reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
