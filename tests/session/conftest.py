@@ -68,7 +68,7 @@ class Build:
         return f"http {method} {url.partition('?')[0]}"
 
     @staticmethod
-    def live(call: RecordedCall, lineage: str | None | bool = True, *, hashed: bool = True, **more: Any) -> LiveCall:
+    def live(call: RecordedCall, lineage: str | bool | None = True, *, hashed: bool = True, **more: Any) -> LiveCall:
         """The live call that a recorded one came from; `lineage=True` means the recorded place."""
         payload = more.pop("payload", call.input)
         fields = {
@@ -95,6 +95,6 @@ class Build:
         return [cls.serve(session, live)[0] for live in lives]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def build() -> type[Build]:
     return Build

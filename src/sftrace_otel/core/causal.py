@@ -26,6 +26,7 @@ class CausalOrder:
 
     def __init__(self, calls: Sequence[RecordedCall]) -> None:
         self._calls = calls
+        self._scopes = [_scope(call.lineage) for call in calls]
         self._slots = [_own_slot(call.lineage) for call in calls]
         self._after = [_END] * len(calls)
         self._before = [_END] * len(calls)
@@ -41,7 +42,7 @@ class CausalOrder:
         return placed
 
     def _append(self, index: int, last: dict[str, int]) -> None:
-        scope = _scope(self._calls[index].lineage)
+        scope = self._scopes[index]
         previous = last.get(scope, _END)
         if previous == _END:
             self._first[scope] = index
@@ -56,7 +57,7 @@ class CausalOrder:
             return
         before, after = self._before[index], self._after[index]
         if before == _END:
-            self._first[_scope(self._calls[index].lineage)] = after
+            self._first[self._scopes[index]] = after
         else:
             self._after[before] = after
         if after != _END:
@@ -64,11 +65,12 @@ class CausalOrder:
 
     def blocker(self, index: int) -> int | None:
         """The first unused call, in recorded order, that has to be used before the call at `index`."""
-        if self._slots[index] == _END:
+        slot, scope = self._slots[index], self._scopes[index]
+        if slot == _END:
             return None
-        found: int | None = None
-        for scope, slot in _scopes(self._calls[index].lineage or ""):
-            blocker = self._first_finished(scope, slot, index)
+        found = None if self._first[scope] == index else self._first_finished(scope, slot, index)
+        for above, left in _scopes_above(scope):
+            blocker = self._first_finished(above, left, index)
             if blocker is not None and (found is None or blocker < found):
                 found = blocker
         return found
@@ -95,10 +97,9 @@ def _own_slot(lineage: str | None) -> int:
     return _END if lineage is None else int(lineage[lineage.rfind("/") + 1 :])
 
 
-def _scopes(lineage: str) -> Iterator[tuple[str, int]]:
-    """(scope, slot in which it was left) from a call's own scope up to the root."""
-    scope = lineage
+def _scopes_above(scope: str) -> Iterator[tuple[str, int]]:
+    """(scope, slot in which it was left) from the scope above `scope` up to the root."""
     while scope:
-        inner = scope.removesuffix("/")
+        inner = scope[:-1]
         scope = inner[: inner.rfind("/") + 1]
         yield scope, int(inner[len(scope) :].removeprefix("t"))

@@ -49,14 +49,22 @@ class LiveCall(NamedTuple):
 class Asked:
     """A live call with what is computed from it, each at most once and only when asked for."""
 
-    __slots__ = ("_digest", "_lookup", "_view", "identity", "live")
+    __slots__ = ("_digest", "_identity", "_lookup", "_view", "live")
 
     def __init__(self, live: LiveCall, lookup: Lookup) -> None:
         self.live = live
-        self.identity = lookup.identity(live.kind, live.name, live.provider, live.model, live.payload)
         self._lookup = lookup
+        self._identity: Identity | None = None
         self._view: tuple[Json] | None = None
         self._digest: str | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """What it shares with every call that could answer it."""
+        if self._identity is None:
+            live = self.live
+            self._identity = self._lookup.identity(live.kind, live.name, live.provider, live.model, live.payload)
+        return self._identity
 
     @property
     def view(self) -> Json:
@@ -105,10 +113,10 @@ class Lookup:
         self._redact = redact
         self._digests: list[str | None] = [None] * len(self.calls)
         self._identities: list[Identity | None] = [None] * len(self.calls)
-        self._by_lineage: dict[str, list[int]] = {}
+        self._by_lineage: dict[str, tuple[int, ...]] = {}
         for index, call in enumerate(self.calls):
             if call.lineage is not None:
-                self._by_lineage.setdefault(call.lineage, []).append(index)
+                self._by_lineage[call.lineage] = (*self._by_lineage.get(call.lineage, ()), index)
         self._by_digest: dict[tuple[Identity, str], list[int]] | None = None
         self._by_identity: dict[Identity, list[int]] | None = None
 
@@ -175,15 +183,20 @@ class Lookup:
 
     def at(self, lineage: str | None) -> Iterator[int]:
         """Unused calls recorded at `lineage`: one, or none, or more where a bundle joins several processes."""
-        if lineage is not None:
-            yield from (index for index in self._by_lineage.get(lineage, ()) if not self.used[index])
+        places = () if lineage is None else self._by_lineage.get(lineage, ())
+        return (index for index in places if not self.used[index])
 
     def equals(self, index: int, asked: Asked) -> bool:
         """Whether a recorded call equals the live one."""
+        call, live = self.calls[index], asked.live
+        if call.kind != live.kind:
+            return False
+        same_hash = call.input_hash is not None and call.input_hash == live.digest
+        if same_hash and call.name == live.name and call.provider == live.provider:
+            return True
         if self.identity_of(index) != asked.identity:
             return False
-        stored = self.calls[index].input_hash
-        if stored is not None and stored == asked.live.digest:
+        if self._digests[index] is None and match.spelled_alike(self.view(index), asked.view):
             return True
         return self.digest(index) == asked.digest
 

@@ -410,6 +410,17 @@ def digest(seen: Json) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def spelled_alike(one: Json, other: Json) -> bool:
+    """Whether two views are equal, by a cheap test that may miss some that are (1 and 1.0), never the reverse.
+
+    The bytes tell booleans from numbers, `==` tells NaN from the null that orjson writes for it.
+    """
+    try:
+        return one == other and orjson.dumps(one, option=_SORTED) == orjson.dumps(other, option=_SORTED)
+    except (TypeError, RecursionError):
+        return False
+
+
 def _only_exact(value: Json) -> bool:
     """Whether `value`, which orjson has accepted, holds no float: then orjson has spelled it by value."""
     level: list[Any] = [value]
@@ -417,15 +428,19 @@ def _only_exact(value: Json) -> bool:
         kinds = set(map(type, level))
         if not kinds <= _EXACT:
             return False
-        below: list[Any] = []
-        if kinds & _CONTAINERS:
-            for item in level:
-                if type(item) is dict:
-                    below.extend(item.values())
-                elif type(item) is list:
-                    below.extend(item)
-        level = below
+        level = _members(level) if kinds & _CONTAINERS else []
     return True
+
+
+def _members(values: list[Any]) -> list[Any]:
+    """The items of all containers among `values`, one level down."""
+    members: list[Any] = []
+    for value in values:
+        if type(value) is dict:
+            members.extend(value.values())
+        elif type(value) is list:
+            members.extend(value)
+    return members
 
 
 def _spell_or_refuse(value: Json) -> bytes:
