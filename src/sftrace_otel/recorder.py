@@ -37,7 +37,19 @@ from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.settings import Settings
 from sftrace_otel.version import __version__
 
-__all__ = ["Call", "Recorder", "Run", "Scope", "acquire", "active", "current_scope", "entered", "release", "spawn"]
+__all__ = [
+    "UNPLACED",
+    "Call",
+    "Recorder",
+    "Run",
+    "Scope",
+    "acquire",
+    "active",
+    "current_scope",
+    "entered",
+    "release",
+    "spawn",
+]
 
 _log = logging.getLogger("sftrace_otel")
 
@@ -99,7 +111,6 @@ def _current_task() -> object:
 
 _scope: ContextVar[Scope | None] = ContextVar("sftrace_scope", default=None)
 _main_scope = Scope()
-_FOREIGN = "foreign"
 
 
 def current_scope() -> Scope:
@@ -109,7 +120,7 @@ def current_scope() -> Scope:
         return scope
     if threading.current_thread() is threading.main_thread():
         return _main_scope
-    return _unplaced
+    return UNPLACED
 
 
 class _Unplaced(Scope):
@@ -119,7 +130,8 @@ class _Unplaced(Scope):
         return None
 
 
-_unplaced = _Unplaced()
+UNPLACED = _Unplaced()
+"""Where nothing is known of the place: no lineage, no parent, no run."""
 
 
 def restart_lineage() -> None:
@@ -405,7 +417,7 @@ class Recorder:
             run = self._live.get(span_id)
             if run is not None and not run.closed:
                 return run
-        elif scope is _unplaced:
+        elif scope is UNPLACED:
             others = [run for run in self._runs.values() if run.kind != "process" and not run.closed]
             if len(others) == 1:
                 return others[0]

@@ -321,10 +321,10 @@ def test_nothing_active_passes_through(srv: Any, tmp_path: Path) -> None:
 
 
 def test_a_client_made_before_is_recorded(srv: Any, bundle_path: Path, read: Run) -> None:
-    client = httpx.Client()
-    instrumentation.install()
-    with record("agent", output=bundle_path):
-        client.get(srv.url + "/json")
+    with httpx.Client() as client:
+        instrumentation.install()
+        with record("agent", output=bundle_path):
+            client.get(srv.url + "/json")
     assert len(read().calls) == 1
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from sftrace_otel.core.mapping import wire
 from sftrace_otel.core.redact import RedactionPolicy
-from sftrace_otel.recorder import Call, Recorder, current_scope
+from sftrace_otel.recorder import UNPLACED, Call, Recorder, current_scope
 
 if TYPE_CHECKING:
     from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
@@ -93,8 +93,8 @@ class Exchange:
     """Records one attempt. Its methods never raise; `finish` counts once."""
 
     __slots__ = (
-        "_around", "_chunks", "_done", "_raw", "_started", "_status", "call", "decoder", "head", "headers", "llm",
-        "reason", "recorder", "sent", "version",
+        "_chunks", "_done", "_http_span", "_lineage", "_raw", "_scope", "_span", "_started", "_status", "call",
+        "decoder", "head", "headers", "llm", "reason", "recorder", "sent", "version",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, head: Head, llm: LlmCall | None) -> None:
@@ -102,49 +102,65 @@ class Exchange:
         self.head = head
         self.llm = llm
         self.call: Call | None = None
-        self.sent: list[bytes] | bytes | None = None
+        self.sent: list[bytes] | bytes = []
         self.headers: Pairs = []
         self.reason = ""
         self.version = ""
-        self.decoder: Callable[[str, list[bytes]], list[bytes] | None] = _no_decoder
+        self.decoder: Callable[[str, list[bytes]], list[bytes] | None] = unpacked
         self._status: int | None = None
         self._raw: list[bytes] = []
         self._chunks: list[int] = []
-        self._around = 0
+        self._span = (0, 0)
+        self._http_span = 0
+        self._scope = UNPLACED
+        self._lineage: str | None = None
         self._started = recorder.ticks()
         self._done = False
 
-    def begin(self, body: bytes | None, span: tuple[int, int] | None, http_span: int) -> None:
-        """The request is about to be sent with `body` (None: it streams and is known later)."""
+    def begin(self, body: bytes | None, span: tuple[int, int], http_span: int) -> None:
+        """The request is about to be sent with `body`. None: it streams, and the call is journalled with the answer."""
+        self._span = span
+        self._http_span = http_span
+        self._scope = current_scope()
+        if self.llm is None:
+            self._lineage = self._scope.place()
+        if body is not None:
+            self.sent = body
+            self._begin(body)
+
+    def _begin(self, body: bytes) -> None:
         try:
-            self._begin(body, span, http_span)
+            if self.llm is not None:
+                self.call = self.llm.attempt(self.head, body)
+                if self.call is not None and self._http_span:
+                    self.recorder.fold(self._http_span)
+            else:
+                self.call = self._begin_http(body)
         except Exception as error:
             self.recorder.fault("recording a request", error)
 
-    def _begin(self, body: bytes | None, span: tuple[int, int] | None, http_span: int) -> None:
-        self.sent = body
-        self._around = span[1] if span else 0
-        if self.llm is not None:
-            self.call = self.llm.attempt(self.head, body)
-            if self.call is not None and http_span:
-                self.recorder.fold(http_span)
-            return
-        scope = current_scope()
-        prepared = self.recorder.prepare(request_payload(self.head, body))
-        self.call = self.recorder.begin(
+    def _begin_http(self, body: bytes) -> Call | None:
+        call = self.recorder.begin(
             "http",
             call_name(self.head, self.recorder.policy),
-            prepared,
-            scope=scope,
-            lineage=scope.place(),
-            span=span,
+            self.recorder.prepare(request_payload(self.head, body)),
+            scope=self._scope,
+            lineage=self._lineage,
+            span=self._span,
         )
-        if self.call is not None:
-            self.recorder.refer(http_span, self.call)
+        if call is not None:
+            self.recorder.refer(self._http_span, call)
+        return call
+
+    def _sent_by_now(self) -> None:
+        """The answer is here, or there will be none: what was streamed out until now is the request's body."""
+        if isinstance(self.sent, list):
+            self.sent = b"".join(self.sent)
+            self._begin(self.sent)
 
     def late_span(self, span_id: int) -> None:
         """The request went out under `span_id`: the span of an HTTP instrumentation that sits below this boundary."""
-        if self.call is None or span_id in (0, self._around):
+        if self.call is None or span_id in (0, self._span[1]):
             return
         if self.llm is not None:
             self.recorder.fold(span_id)
@@ -153,12 +169,12 @@ class Exchange:
 
     def sending(self, chunk: bytes) -> None:
         """A part of a streamed request body went out."""
-        if not isinstance(self.sent, list):
-            self.sent = []
-        self.sent.append(chunk)
+        if isinstance(self.sent, list):
+            self.sent.append(chunk)
 
     def answered(self, status: int, reason: str, version: str, headers: Pairs) -> None:
         """The head of the answer arrived."""
+        self._sent_by_now()
         self._status = status
         self.reason = reason
         self.version = version
@@ -171,6 +187,7 @@ class Exchange:
 
     def failed(self, error: BaseException) -> None:
         """The transport raised before there was an answer."""
+        self._sent_by_now()
         self.finish("cancelled" if type(error).__name__ == "CancelledError" else "failed", error)
 
     def finish(self, end: str, error: BaseException | None = None) -> None:
@@ -187,12 +204,12 @@ class Exchange:
         body, chunks, removed = self._decoded()
         if end in ("closed", "abandoned") and self._whole(body):
             end = "finished"
-        sent = b"".join(self.sent) if isinstance(self.sent, list) else self.sent
+        sent = self.sent if isinstance(self.sent, bytes) else b"".join(self.sent)
         if self.call is not None:
             self.recorder.wire(
                 self.call,
                 self._row(end, error, chunks, removed),
-                sent,
+                sent or None,
                 body if self._status is not None else None,
                 header(self.headers, "content-type") or None,
             )
@@ -264,7 +281,7 @@ class Exchange:
         return row
 
 
-def _no_decoder(encoding: str, parts: list[bytes]) -> list[bytes] | None:
+def unpacked(encoding: str, parts: list[bytes]) -> list[bytes] | None:
     """gzip and deflate with the standard library; others need the client's own decoder."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         return None

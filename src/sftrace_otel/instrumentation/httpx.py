@@ -26,6 +26,7 @@ from sftrace_otel.instrumentation.exchange import (
     current_llm,
     header,
     request_payload,
+    unpacked,
 )
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
 from sftrace_otel.instrumentation.outcomes import Answer, answers_of
@@ -125,7 +126,6 @@ def _start(recorder: Recorder, request: Any) -> Exchange | None:
         body = _known_body(request)
         if body is None:
             request.stream = _tee_request(request, exchange)
-            exchange.sent = []
         exchange.decoder = _decoder(sys.modules.get(head.module))
         exchange.begin(body, tracing.current_ids(), tracing.http_span_id())
     except Exception as error:
@@ -146,6 +146,12 @@ def _tee(exchange: Exchange, request: Any, response: Any, *, asynchronous: bool)
             _pairs(response.headers),
         )
         exchange.late_span(tracing.traceparent_ids(request.headers.get("traceparent", "")))
+        content = getattr(response, "_content", None)
+        if content is not None:  # made in memory by the transport: nobody will read the stream
+            if content:
+                exchange.chunk(bytes(content))
+            exchange.finish("finished")
+            return response
         kinds = _kinds(_module_of(request))
         response.stream = (kinds.atee if asynchronous else kinds.tee)(response.stream, exchange)
     except Exception as error:
@@ -180,23 +186,31 @@ def _known_body(request: Any) -> bytes | None:
 
 
 def _decoder(module: ModuleType | None) -> Callable[[str, list[bytes]], list[bytes] | None]:
-    """Decode with the client's own decoders (brotli and zstd where installed)."""
+    """The standard library's for gzip and deflate, the client's own for the others (brotli, zstd)."""
     decoders = getattr(getattr(module, "_decoders", None), "SUPPORTED_DECODERS", {})
 
     def decode(encoding: str, parts: list[bytes]) -> list[bytes] | None:
+        plain = unpacked(encoding, parts)
+        if plain is not None:
+            return plain
         steps = [decoders.get(name.strip()) for name in reversed(encoding.split(","))]
         if not steps or None in steps:
             return None
         try:
             for step in steps:
                 decoder = step()  # type: ignore[misc]
-                parts = [decoder.decode(part) for part in parts]
-                parts[-1] += decoder.flush()
+                parts = [_joined(decoder.decode(part)) for part in parts]
+                parts[-1] += _joined(decoder.flush())
         except Exception:
             return None
         return parts
 
     return decode
+
+
+def _joined(decoded: Any) -> bytes:
+    """httpx decoders give bytes, those of httpx2 an iterator of them."""
+    return decoded if isinstance(decoded, bytes) else b"".join(decoded)
 
 
 class _Kinds:
