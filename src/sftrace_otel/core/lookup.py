@@ -191,8 +191,7 @@ class Lookup:
         call, live = self.calls[index], asked.live
         if call.kind != live.kind:
             return False
-        same_hash = call.input_hash is not None and call.input_hash == live.digest
-        if same_hash and call.name == live.name and call.provider == live.provider:
+        if call.input_hash is not None and call.input_hash == live.digest and _same_owner(call, live):
             return True
         if self.identity_of(index) != asked.identity:
             return False
@@ -242,3 +241,10 @@ class Lookup:
     def unused(self) -> Iterator[int]:
         """Unused calls in recorded order. Walks the whole recording."""
         return (index for index in range(len(self.calls)) if not self.used[index])
+
+
+def _same_owner(call: RecordedCall, live: LiveCall) -> bool:
+    """Whether two calls of one kind have the same identity, as far as that is plain to see."""
+    if call.kind == "llm":
+        return call.model == live.model and call.provider == live.provider
+    return call.name == live.name
