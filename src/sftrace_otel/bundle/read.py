@@ -290,7 +290,7 @@ def resolve(where: str, *, dir: Path | str) -> Path:  # noqa: A002
     Raises:
         TraceStorageError: Nothing fits (code `missing_file`); the text says what to do.
     """
-    if _exists(Path(where).expanduser()):
+    if where and _exists(Path(where).expanduser()):
         return Path(where).expanduser()
     known = [one for one in list_bundles(dir) if one.status != "unreadable"] if _exists(Path(dir)) else []
     for fits in (_is_latest, _is_run, _is_trace, _is_name):

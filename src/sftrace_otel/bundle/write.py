@@ -64,10 +64,10 @@ def finish_folder(
         (folder / sftrace.INTEGRITY_FILE).unlink(missing_ok=True)
         digests = {name: _seal(path, fsync=fsync) for name, path in _files(folder)}
         write_file(folder / sftrace.INTEGRITY_FILE, [sftrace.dump_integrity(digests)], fsync=fsync)
-        for inner in {folder, *(path.parent for _, path in _files(folder))}:
-            inner.chmod(0o700)
+        for inner, _, _ in os.walk(folder):
+            Path(inner).chmod(0o700)
             if fsync:
-                _sync_folder(inner)
+                _sync_folder(Path(inner))
 
 
 def publish(folder: Path, target: Path, *, overwrite: bool = False) -> Path:

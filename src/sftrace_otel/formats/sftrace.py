@@ -724,6 +724,8 @@ class Checker:
         self._step = event.step
         for payload, hash_field in HASHED[event.type]:
             self._check_payload(event, payload, hash_field, location)
+        if self.hashes:
+            self._check_idle_hashes(event, location)
 
     def finish(self) -> list[Issue]:
         """All findings, those about the whole included."""
@@ -772,8 +774,8 @@ class Checker:
         stored = getattr(event, hash_field)
         if stored is not None and not is_digest(stored):
             text = f"{hash_field} is not a hash of 64 lower-case hex digits"
-            self._event_issue(event, "invalid_event", text, location)
-            stored = None
+            self._event_issue(event, "payload_hash_mismatch", text, location)
+            return
         elif stored is not None:
             self.hashed += 1
         elif raw is not None:
@@ -785,6 +787,13 @@ class Checker:
             return
         if self.hashes:
             self._compare(event, hash_field, stored, data, location)
+
+    def _check_idle_hashes(self, event: EventBase, location: str) -> None:
+        used = {hash_field for _, hash_field in HASHED[event.type]}
+        for hash_field in ("input_hash", "output_hash"):
+            if hash_field not in used and getattr(event, hash_field) is not None:
+                text = f"{hash_field} is set, but a {event.type} has no payload for it"
+                self._event_issue(event, "payload_hash_mismatch", text, location)
 
     def _compare(
         self, event: EventBase, hash_field: str, stored: str | None, data: bytes | None, location: str
