@@ -533,3 +533,17 @@ def test_the_report_holds_the_miss(build: Any) -> None:
     assert made["diverged"]["miss"]["differences"] == [{"pointer": "/q", "recorded": "1", "live": "2"}]  # type: ignore[index,call-overload]
     assert made["diverged"]["miss"]["nearest"]["title"] == "tool 'search'"  # type: ignore[index,call-overload]
     assert "at /q: recorded 1, live 2" in report(session).text()
+
+
+def test_redaction_of_the_recorded_side_hides_no_difference(build: Any) -> None:
+    """What the live policy would redact in the recording is no wildcard: the live value there is another."""
+
+    def redact(value: Any) -> Any:
+        return {**value, "token": "[REDACTED]"} if "token" in value else value
+
+    calls = build.sequence({"token": "plain", "q": 1})
+    miss = stop(Session(calls, redact=redact), build.live(calls[0], payload={"token": 5, "q": 1}), "input_differs")
+    assert [(d.pointer, d.recorded, d.live) for d in miss.differences] == [("/token", "[REDACTED]", 5)]
+    assert "plain" not in miss.text()
+    same = build.live(calls[0], payload={"token": "[REDACTED]", "q": 1})
+    assert build.serve(Session(calls, redact=redact), same) == (0, "redacted")

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from sftrace_otel.core import match
 from sftrace_otel.core.lookup import Asked, Lookup
 from sftrace_otel.core.match import Difference
 from sftrace_otel.core.miss import Miss, advise_on, printable, title_of
@@ -220,7 +219,7 @@ def _nearest(lookup: Lookup, asked: Asked) -> int:
 
 def _distance(lookup: Lookup, index: int, asked: Asked) -> int:
     """How unlike a recorded call is; another URL is further off than any other difference."""
-    found = list(islice(match.iter_differences(lookup.redacted_view(index), asked.view), _FAR))
+    found = list(islice(lookup.differences(index, asked), _FAR))
     return len(found) + (_FAR if _elsewhere(asked, found) else 0)
 
 
@@ -231,7 +230,7 @@ def _elsewhere(asked: Asked, found: Iterable[Difference]) -> bool:
 
 def _differences(lookup: Lookup, index: int, asked: Asked) -> tuple[tuple[Difference, ...], int]:
     """The first differences from a recorded call, and how many more there are."""
-    found = match.iter_differences(lookup.redacted_view(index), asked.view)
+    found = lookup.differences(index, asked)
     kept = tuple(islice(found, _KEPT))
     return kept, sum(1 for _ in found)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sftrace_otel.core import match, miss
-from sftrace_otel.core.match import Rule
+from sftrace_otel.core.match import Difference, Rule
 from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.formats import Json
@@ -49,7 +49,7 @@ class LiveCall(NamedTuple):
 class Asked:
     """A live call with what is computed from it, each at most once and only when asked for."""
 
-    __slots__ = ("_digest", "_identity", "_lookup", "_view", "live")
+    __slots__ = ("_digest", "_identity", "_lookup", "_redacted", "_view", "live")
 
     def __init__(self, live: LiveCall, lookup: Lookup) -> None:
         self.live = live
@@ -57,6 +57,7 @@ class Asked:
         self._identity: Identity | None = None
         self._view: tuple[Json] | None = None
         self._digest: str | None = None
+        self._redacted: bool | None = None
 
     @property
     def identity(self) -> Identity:
@@ -79,6 +80,13 @@ class Asked:
         if self._digest is None:
             self._digest = match.digest(self.view)
         return self._digest
+
+    @property
+    def redacted(self) -> bool:
+        """Whether something in the live view is redacted."""
+        if self._redacted is None:
+            self._redacted = match.holds_redaction(self.view)
+        return self._redacted
 
     @property
     def title(self) -> str:
@@ -166,11 +174,10 @@ class Lookup:
         call = self.calls[index]
         return self.seen(call.kind, call.name, call.input)
 
-    def redacted_view(self, index: int) -> Json:
+    def _redacted_view(self, index: int, redact: Callable[[Json], Json]) -> Json:
         """The view of a recorded call as the live side's redaction would have left it."""
         call = self.calls[index]
-        payload = call.input if self._redact is None else self._redact(call.input)
-        return self.seen(call.kind, call.name, payload)
+        return self.seen(call.kind, call.name, redact(call.input))
 
     def digest(self, index: int) -> str:
         """The key of a recorded call's view."""
@@ -221,12 +228,25 @@ class Lookup:
             yield from (index for index in self._unused(queue) if self.agrees(index, asked))
 
     def agrees(self, index: int, asked: Asked) -> bool:
-        """Whether a recorded call equals the live one but for what is redacted."""
+        """Whether a recorded call equals the live one but for what is redacted, on either side.
+
+        A mark in the recording stands for anything. A mark in the live payload stands only for what the live side's
+        redaction makes of the recorded text: the recording shows what is a secret on this machine.
+        """
         if self.identity_of(index) != asked.identity:
             return False
         if match.equal_where_redacted(self.view(index), asked.view):
             return True
-        return self._redact is not None and match.equal_where_redacted(self.redacted_view(index), asked.view)
+        if self._redact is None or not asked.redacted:
+            return False
+        return match.digest(self._redacted_view(index, self._redact)) == asked.digest
+
+    def differences(self, index: int, asked: Asked) -> Iterator[Difference]:
+        """Where a recorded call and the live one part; recorded values are shown as the live side would redact them."""
+        found = match.iter_differences(self.view(index), asked.view)
+        if self._redact is None:
+            return found
+        return _hidden(found, self._redacted_view(index, self._redact))
 
     def _unused(self, queue: list[int]) -> Iterator[int]:
         """The unused calls of a queue, whose first one is last; used ones at its front are dropped for good."""
@@ -241,6 +261,17 @@ class Lookup:
     def unused(self) -> Iterator[int]:
         """Unused calls in recorded order. Walks the whole recording."""
         return (index for index in range(len(self.calls)) if not self.used[index])
+
+
+def _hidden(found: Iterable[Difference], redacted: Json) -> Iterator[Difference]:
+    """`found` with recorded values taken from their redacted view, less what is no difference there."""
+    for item in found:
+        value = item.recorded
+        if not isinstance(value, match.Missing):
+            value = match.value_at(redacted, item.pointer)
+            if isinstance(value, str) and match.REDACTED in value and value == item.live:
+                continue
+        yield Difference(item.pointer, value, item.live)
 
 
 def _same_owner(call: RecordedCall, live: LiveCall) -> bool:

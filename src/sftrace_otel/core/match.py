@@ -511,6 +511,18 @@ def holds_redaction(value: Json) -> bool:
     return False
 
 
+def value_at(value: Json, pointer: str) -> Json:
+    """The value at a JSON Pointer, `[REDACTED]` where redaction has taken the way to it."""
+    for segment in _segments(pointer):
+        if isinstance(value, dict) and segment in value:
+            value = value[segment]
+        elif isinstance(value, list) and segment.isdecimal() and int(segment) < len(value):
+            value = value[int(segment)]
+        else:
+            return REDACTED
+    return value
+
+
 def iter_differences(recorded: Json, live: Json, pointer: str = "") -> Iterator[Difference]:
     """As `differences`, one at a time."""
     if isinstance(recorded, dict) and isinstance(live, dict) and not _is_mark(recorded):
