@@ -200,6 +200,10 @@ class Call:
         self.ended = False
 
 
+class NoLongerRecords(OSError):
+    """The run's journal could not be opened, which was said; its calls are counted as lost."""
+
+
 class Run:
     """One run and its journal; opened on disk with its first record."""
 
@@ -273,13 +277,14 @@ class Run:
         """The journal, made on first use with the run_start in it. The caller holds `lock`. Raises OSError."""
         if self.journal is None:
             if self.broken or self.closed:
-                raise OSError("this run no longer records")
+                raise NoLongerRecords
             try:
                 self.journal = Journal(self.target, fsync=self.recorder.settings.fsync)
                 self.journal.record(self._start())
-            except OSError:
+            except OSError as error:
                 self.broken = True
-                raise
+                self.recorder.no_room(self.target.parent, error)
+                raise NoLongerRecords from error
             self.recorder.announce(self)
         return self.journal
 
@@ -382,11 +387,19 @@ class Recorder:
         """Count a loss; log it once for each place and class of error, never its message, which may hold a secret."""
         if run is not None:
             run.lost(what)
+        if isinstance(error, NoLongerRecords):
+            return
         key = f"{what}:{type(error).__name__}"
         if key not in self._reported:
             self._reported.add(key)
             detail = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
             _log.error("sftrace: %s failed with %s%s; the program goes on", what, type(error).__name__, detail)
+
+    def no_room(self, folder: Path, error: OSError) -> None:
+        """Say once for a folder that nothing can be recorded into it."""
+        if str(folder) not in self._reported:
+            self._reported.add(str(folder))
+            _log.error("sftrace: nothing is recorded: %s cannot be written (%s)", folder, error.strerror or error)
 
     # -- runs
 
@@ -981,9 +994,12 @@ class Recorder:
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
-            if run is self._process:
-                self._wait(run)
-            self.close_run(run)
+            try:
+                if run is self._process:
+                    self._wait(run)
+                self.close_run(run)
+            except Exception as error:
+                self.fault("closing a run", error, run)
         self._warn_uncaptured(runs)
 
     def _warn_uncaptured(self, runs: Sequence[Run]) -> None:

@@ -36,7 +36,7 @@ def bundle_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recorded(bundle_path: Path) -> Callable[..., Any]:
-    """`recorded(program, *args)` runs `program` in a record() block and gives its result; the bundle is at bundle_path."""
+    """`recorded(program, *args)` runs `program` in a record() block that writes to bundle_path; gives its result."""
     instrumentation.install()
 
     def run(program: Callable[..., Any], *args: Any) -> Any:
@@ -51,7 +51,7 @@ def recorded(bundle_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def frozen(bundle_path: Path) -> Callable[..., Any]:
-    """`frozen(program, *args)` runs `program` in the same record() block under frozen replay, checked for completeness."""
+    """`frozen(program, *args)` runs `program` under frozen replay and checks that every recorded call was used."""
 
     def run(program: Callable[..., Any], *args: Any) -> Any:
         with ReplaySession.from_trace(bundle_path) as replay:

@@ -20,6 +20,11 @@ from sftrace_otel import ReplayError, ReplayMismatchError, trace_tool
 
 Run = Callable[..., Any]
 
+pytestmark = [  # agents leave clients open
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 
 def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="test-key", max_retries=0)
@@ -230,9 +235,7 @@ def test_secrets_do_not_reach_the_bundle(
     assert frozen(program, openai_server.url)[1] == 200
 
 
-def test_a_changed_prompt_diverges_with_pointer_and_both_values(
-    recorded: Run, frozen: Run, openai_server: Any
-) -> None:
+def test_a_changed_prompt_diverges_with_pointer_and_both_values(recorded: Run, frozen: Run, openai_server: Any) -> None:
     def program(url: str, text: str) -> Any:
         return client(url).chat.completions.create(model="m", messages=user(text)).choices[0].message.content
 
@@ -244,9 +247,7 @@ def test_a_changed_prompt_diverges_with_pointer_and_both_values(
     assert "/messages/0/content" in text and "first text" in text and "other text" in text
 
 
-def test_a_miss_stays_although_the_program_catches_everything(
-    recorded: Run, frozen: Run, openai_server: Any
-) -> None:
+def test_a_miss_stays_although_the_program_catches_everything(recorded: Run, frozen: Run, openai_server: Any) -> None:
     def program(url: str, text: str) -> str:
         try:
             return str(client(url).chat.completions.create(model="m", messages=user(text)))

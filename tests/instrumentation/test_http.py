@@ -155,9 +155,7 @@ def test_streams_end_once_and_say_how(module: ModuleType, srv: Any, recorded: Ru
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_transport_errors_come_back_as_the_same_class(
-    module: ModuleType, recorded: Run, frozen: Run
-) -> None:
+def test_transport_errors_come_back_as_the_same_class(module: ModuleType, recorded: Run, frozen: Run) -> None:
     def program() -> list[str]:
         try:
             module.get("http://127.0.0.1:9/refused", timeout=1)
@@ -216,7 +214,9 @@ def test_multipart_compares_by_its_parts(module: ModuleType, srv: Any, recorded:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_redirects_are_exchanges_of_their_own(module: ModuleType, srv: Any, recorded: Run, frozen: Run, read: Run) -> None:
+def test_redirects_are_exchanges_of_their_own(
+    module: ModuleType, srv: Any, recorded: Run, frozen: Run, read: Run
+) -> None:
     def program() -> list[Any]:
         answer = module.get(srv.url + "/redirect?q=cats", follow_redirects=True)
         return [answer.status_code, [str(hop.status_code) for hop in answer.history], answer.json()]

@@ -50,7 +50,7 @@ class Shop:
         return amount * 0.25
 
 
-class Callable_:
+class Increment:
     def __call__(self, x: int) -> int:
         return x + 1
 
@@ -134,13 +134,13 @@ def test_methods_leave_self_and_cls_out(recorded: Run, read: Run, frozen: Run) -
 
 def test_partials_and_callable_objects(recorded: Run, read: Run, frozen: Run) -> None:
     partial = trace_tool(functools.partial(lambda a, b: a - b, 10), name="minus")
-    instance = trace_tool(Callable_())
+    instance = trace_tool(Increment())
 
     def program() -> list[int]:
         return [partial(b=3), instance(1)]
 
     assert recorded(program) == [7, 2] == frozen(program)
-    assert [call.name for call in tool_events(read())] == ["minus", "Callable_"]
+    assert [call.name for call in tool_events(read())] == ["minus", "Increment"]
 
 
 def test_generators_are_recorded_item_by_item_and_replayed(recorded: Run, read: Run, frozen: Run) -> None:
@@ -173,7 +173,13 @@ def dict_of(row: Any) -> dict[str, Any]:
 def test_types_come_back_under_replay(recorded: Run, frozen: Run) -> None:
     @trace_tool
     def typed() -> Any:
-        return {"when": dt.datetime(2026, 1, 2, tzinfo=dt.UTC), "pair": (1, 2), "set": {3}, "raw": b"\x00\xff", "p": Path("/x")}
+        return {
+            "when": dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+            "pair": (1, 2),
+            "set": {3},
+            "raw": b"\x00\xff",
+            "p": Path("/x"),
+        }
 
     want = recorded(typed)
     assert frozen(typed) == want
