@@ -1000,7 +1000,10 @@ class Recorder:
                 self.close_run(run)
             except Exception as error:
                 self.fault("closing a run", error, run)
-        self._warn_uncaptured(runs)
+        try:
+            self._warn_uncaptured(runs)
+        except Exception as error:
+            self.fault("looking at connections", error)
 
     def _warn_uncaptured(self, runs: Sequence[Run]) -> None:
         """Be loud when the process talked to an LLM host and nothing of it was captured."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a recorder wants to know of its process: the exception that ended it, and connections outside every boundary.
 
-Decision: `sys.excepthook` is wrapped and always calls the hook that was there, so tracebacks stay as they are. A program
-that ends by `sys.exit` has completed, whatever the code: nothing in Python tells an exit hook the code, and replacing
-`sys.exit` would miss `raise SystemExit`.
+Decision: `sys.excepthook` is wrapped and always calls the hook that was there, so tracebacks stay as they are. A
+program that ends by `sys.exit` has completed, whatever the code: nothing in Python tells an exit hook the code, and
+replacing `sys.exit` would miss `raise SystemExit`.
 """
 
 from __future__ import annotations
