@@ -12,6 +12,7 @@ import pytest
 
 from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.core.session import LiveCall, Session
+from sftrace_otel.errors import ReplayMismatchError
 
 CALLS = 100_000
 TENTHS = 10
@@ -35,10 +36,13 @@ def recorded(build: Any) -> list[RecordedCall]:
     return calls
 
 
-@pytest.mark.parametrize("lineage", [True, None], ids=["lineage", "digest"])
-def test_the_last_calls_cost_what_the_first_did(build: Any, recorded: list[RecordedCall], lineage: bool | None) -> None:
-    lives = [build.live(call, lineage) for call in recorded]
-    session = Session(recorded)
+@pytest.mark.parametrize(("lineage", "count"), [(True, CALLS), (None, CALLS // 4)], ids=["lineage", "digest"])
+def test_the_last_calls_cost_what_the_first_did(
+    build: Any, recorded: list[RecordedCall], lineage: bool | None, count: int
+) -> None:
+    calls = recorded[:count]
+    lives = [build.live(call, lineage) for call in calls]
+    session = Session(calls)
     session.decide(lives[0])  # builds the index of the rung
     times = seconds_per_tenth(session, lives[1:])
     assert min(times[-3:]) < 3 * min(times[:3])
@@ -83,3 +87,31 @@ def test_threads_without_lineage_are_served_each_answer_once(build: Any) -> None
     with ThreadPoolExecutor(threads) as pool:
         served = [index for part in pool.map(run, range(threads)) for index in part]
     assert sorted(served) == list(range(threads * each))
+
+
+def test_when_one_thread_diverges_every_thread_is_stopped(build: Any) -> None:
+    threads = 16
+    calls = [
+        build.tool(i, payload=i, lineage=f"t{i % threads}/{i // threads}", span=(i, 10**9)) for i in range(threads * 50)
+    ]
+    session = Session(calls)
+    together = threading.Barrier(threads)
+    served: list[int] = []
+
+    def run(thread: int) -> str:
+        together.wait()
+        try:
+            for turn in range(50):
+                call = calls[turn * threads + thread]
+                wrong = thread == 7 and turn == 20
+                served.append(build.serve(session, build.live(call, payload="wrong" if wrong else call.input))[0])
+                time.sleep(0)
+            while True:  # done with its own part: the next call it tries must be refused too
+                session.decide(build.live(calls[thread]))
+        except ReplayMismatchError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(threads) as pool:
+        texts = set(pool.map(run, range(threads)))
+    assert len(texts) == 1
+    assert len(served) == len(set(served)) < len(calls)

@@ -118,6 +118,13 @@ def test_redacted_places_match_on_the_last_rung(build: Any) -> None:
     assert "any value was taken" in made.text()
 
 
+def test_a_redacted_call_is_not_served_twice_either(build: Any) -> None:
+    calls = build.sequence({"key": "[REDACTED]"}, {"q": 2})
+    session = Session(calls)
+    session.decide(build.live(calls[0], payload={"key": "abc"}))
+    stop(session, build.live(calls[0], "1", payload={"key": "def"}), "already_used", ReplayExhaustedError)
+
+
 def test_a_stricter_live_redaction_still_matches(build: Any) -> None:
     """The secret of this machine is redacted in the live payload; the recording, made elsewhere, shows the text."""
 
@@ -177,7 +184,7 @@ def test_nothing_is_served_twice(build: Any) -> None:
     for call in calls[:2]:
         session.decide(build.live(call))
     miss = stop(session, build.live(calls[0], "2"), "already_used", ReplayExhaustedError)
-    assert "already used: recorded 2x (2 times), asked for 3x" in miss.summary
+    assert "already used: recorded 2 times, asked for 3 times" in miss.summary
     assert miss.position == "call 3 of 3"
     assert report(session).exit_code == 1
 
@@ -356,7 +363,7 @@ def test_the_three_causes_are_told_apart(build: Any) -> None:
         in after_one(LiveCall("tool", "fetch"), "not_recorded").text()
     )
     assert (
-        "recorded 1x (once), asked for 2x"
+        "recorded 1 time, asked for 2 times"
         in after_one(build.live(calls[0], "1"), "already_used", ReplayExhaustedError).text()
     )
     differs = after_one(build.live(calls[1], payload={"q": 9}), "input_differs")

@@ -61,8 +61,11 @@ def no_answer(lookup: Lookup, asked: Asked, nearest: int | None = None) -> Repla
         return _used_up(lookup, asked, twins)
     if lookup.used_count == len(lookup):
         return _ended(lookup, asked)
-    if nearest is None:
-        nearest = _nearest(lookup, asked)
+    return _unlike(lookup, asked, _nearest(lookup, asked) if nearest is None else nearest)
+
+
+def _unlike(lookup: Lookup, asked: Asked, nearest: int) -> ReplayMismatchError:
+    """No recorded call equals the live one: its input differs from the nearest, or there is none of its kind."""
     call = lookup.calls[nearest]
     found, more = _differences(lookup, nearest, asked)
     if lookup.identity_of(nearest) == asked.identity and not _elsewhere(asked, found):
@@ -71,7 +74,7 @@ def no_answer(lookup: Lookup, asked: Asked, nearest: int | None = None) -> Repla
     else:
         reason, summary = "not_recorded", _not_recorded(lookup, asked, call)
         advice = (*advise_on(asked.live.kind, found[:1] if asked.live.kind == "http" else ()), _RECORD_AGAIN)
-        if lookup.identity_of(nearest)[0] != asked.live.kind or asked.live.kind == "tool":
+        if call.kind != asked.live.kind or asked.live.kind == "tool":
             found, more = (), 0
     recorded, computed = _recorded_fingerprint(call)
     return _mismatch(
@@ -93,7 +96,6 @@ def no_answer(lookup: Lookup, asked: Asked, nearest: int | None = None) -> Repla
 
 def _used_up(lookup: Lookup, asked: Asked, twins: Sequence[int]) -> ReplayExhaustedError:
     count = len(twins)
-    times = "once" if count == 1 else f"{count} times"
     skipped = next((lookup.calls[i].parent for i in twins if lookup.calls[i].parent is not None), None)
     advice = [f"the program makes this call more often than when it was recorded: {_RECORD_AGAIN}"]
     if skipped is not None and lookup.used[skipped]:
@@ -101,7 +103,7 @@ def _used_up(lookup: Lookup, asked: Asked, twins: Sequence[int]) -> ReplayExhaus
     return _exhausted(
         Miss(
             reason="already_used",
-            summary=f"{asked.title} was already used: recorded {count}x ({times}), asked for {count + 1}x",
+            summary=f"{asked.title} was already used: recorded {_times(count)}, asked for {_times(count + 1)}",
             position=position(lookup),
             live=asked.title,
             nearest=lookup.calls[twins[-1]],
@@ -109,6 +111,10 @@ def _used_up(lookup: Lookup, asked: Asked, twins: Sequence[int]) -> ReplayExhaus
             advice=tuple(advice),
         )
     )
+
+
+def _times(count: int) -> str:
+    return "1 time" if count == 1 else f"{count} times"
 
 
 def _ended(lookup: Lookup, asked: Asked) -> ReplayExhaustedError:

@@ -255,8 +255,12 @@ class Lookup:
         return (index for index in reversed(queue) if not self.used[index])
 
     def twins(self, asked: Asked) -> list[int]:
-        """All calls that equal the live one, used or not. Walks the whole recording."""
-        return [index for index in range(len(self.calls)) if self.equals(index, asked)]
+        """All calls that equal the live one, used or not, redacted or not. Walks the whole recording."""
+        return [
+            index
+            for index, call in enumerate(self.calls)
+            if self.equals(index, asked) or (match.holds_redaction(call.input) and self.agrees(index, asked))
+        ]
 
     def unused(self) -> Iterator[int]:
         """Unused calls in recorded order. Walks the whole recording."""
