@@ -165,7 +165,7 @@ def _requirement(line: str) -> Requirement:
 
 
 def _entry_points(group: str, variable: str, environ: Mapping[str, str]) -> EntryPoints:
-    """As the loader of opentelemetry-instrumentation chooses, and as `environment_variables` makes it choose a distro."""
+    """As the loader of opentelemetry-instrumentation chooses, and `environment_variables` makes it choose a distro."""
     registered = tuple(one.name for one in metadata.entry_points(group=group))
     asked = tuple(part.strip() for part in environ.get(variable, "").split(",") if part.strip()) if variable else ()
     if group == "opentelemetry_distro" and choose_distro(dict(environ)):

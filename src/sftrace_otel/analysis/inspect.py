@@ -17,7 +17,7 @@ from sftrace_otel.bundle.read import Bundle
 from sftrace_otel.core.miss import title_of
 from sftrace_otel.core.plan import RecordedCall, extract_calls
 from sftrace_otel.formats import Json
-from sftrace_otel.formats.sftrace import ErrorEvent, Event, LLMRequest, LLMResponse, RunEnd, StateChange, to_json
+from sftrace_otel.formats.sftrace import ErrorEvent, EventBase, LLMRequest, LLMResponse, RunEnd, StateChange, to_json
 from sftrace_otel.formats.sidecars import Provenance, RunInfo
 
 __all__ = ["CallLine", "EventLine", "Inspection", "Overview", "event_at", "inspect_bundle"]
@@ -91,11 +91,13 @@ class Overview:
 class Inspection:
     """A bundle at a glance.
 
-    `verdict` says whether it replays offline: "offline", "obstacles", or "unknown" where the bundle does not say and
-    nothing in it speaks against it. `lost` has one line for everything that is missing from the recording.
+    `integrity` is verified, mismatch or unverified_legacy. `verdict` says whether it replays offline: "offline",
+    "obstacles", or "unknown" where the bundle does not say and nothing in it speaks against it. `lost` has one line for
+    everything that is missing from the recording.
     """
 
     path: str
+    integrity: str
     summary: Overview
     verdict: Literal["offline", "obstacles", "unknown"]
     obstacles: tuple[dict[str, str], ...]
@@ -119,6 +121,7 @@ def inspect_bundle(bundle: Bundle, *, untraced: Sequence[str] = ()) -> Inspectio
     offline = run.get("verdict", {}).get("offline") is True
     return Inspection(
         path=str(bundle.path),
+        integrity=bundle.integrity().state,
         summary=_summary(bundle, events),
         verdict="obstacles" if obstacles else "offline" if offline else "unknown",
         obstacles=obstacles,
@@ -135,7 +138,7 @@ def event_at(bundle: Bundle, step: int) -> list[dict[str, Json]]:
     return [to_json(event) for event in bundle.events if event.step == step]
 
 
-def _summary(bundle: Bundle, events: Sequence[Event]) -> Overview:
+def _summary(bundle: Bundle, events: Sequence[EventBase]) -> Overview:
     manifest, totals = bundle.manifest, bundle.manifest.totals
     responses = [event for event in events if isinstance(event, LLMResponse)]
     return Overview(
@@ -177,7 +180,7 @@ def _obstacles(run: RunInfo, calls: Iterable[RecordedCall], untraced: Iterable[s
             yield {"kind": "no_result", "what": what, "do": "replay ends there"}
 
 
-def _call_lines(calls: Sequence[RecordedCall], events: Sequence[Event]) -> Iterator[CallLine]:
+def _call_lines(calls: Sequence[RecordedCall], events: Sequence[EventBase]) -> Iterator[CallLine]:
     depths: list[int] = []
     begin, times = _times(events)
     durations = {event.parent_id: event.duration_ms for event in events if event.duration_ms is not None}
@@ -220,7 +223,7 @@ def _remark(call: RecordedCall) -> str | None:
     return "it has no result" if call.outcome.status == "missing" else None
 
 
-def _event_lines(events: Sequence[Event]) -> Iterator[EventLine]:
+def _event_lines(events: Sequence[EventBase]) -> Iterator[EventLine]:
     begin, times = _times(events)
     for event in events:
         yield EventLine(
@@ -235,7 +238,7 @@ def _event_lines(events: Sequence[Event]) -> Iterator[EventLine]:
         )
 
 
-def _about(event: Event) -> str:
+def _about(event: EventBase) -> str:
     if isinstance(event, ErrorEvent):
         return f"{event.error_type}: {event.message}"
     if isinstance(event, LLMRequest):
@@ -249,7 +252,7 @@ def _about(event: Event) -> str:
     return str(getattr(event, "name", ""))
 
 
-def _times(events: Sequence[Event]) -> tuple[datetime | None, dict[str, datetime]]:
+def _times(events: Sequence[EventBase]) -> tuple[datetime | None, dict[str, datetime]]:
     times = {event.id: event.timestamp for event in events}
     return (events[0].timestamp if events else None), times
 

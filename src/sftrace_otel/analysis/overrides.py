@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sftrace_otel.errors import ForkError, FormatError, SettingsError
 from sftrace_otel.formats import Json, canonical
-from sftrace_otel.formats.sftrace import Event, LLMResponse, ToolResult
+from sftrace_otel.formats.sftrace import EventBase, LLMResponse, ToolResult
 
 __all__ = ["Change", "Override", "outputs", "read_override", "read_set"]
 
@@ -58,7 +58,7 @@ def read_set(text: str) -> Change:
                 raise
 
 
-def outputs(events: Sequence[Event], changes: Iterable[Change]) -> list[Override]:
+def outputs(events: Sequence[EventBase], changes: Iterable[Change]) -> list[Override]:
     """The overrides that `changes` come to, one for each target. Raises ForkError for a place that is not there."""
     new: dict[str, Json] = {}
     for change in changes:
@@ -86,7 +86,7 @@ def _json(text: str, where: str) -> Json:
         raise SettingsError(f"{where}: what follows '=' is not JSON ({fault}); quote text, as in '\"text\"'") from None
 
 
-def _output(events: Sequence[Event], target: str) -> Json:
+def _output(events: Sequence[EventBase], target: str) -> Json:
     step = _step(target)
     found = [event for event in events if (event.id == target if step is None else event.step == step)]
     for event in found:

@@ -13,7 +13,6 @@ import argparse
 import os
 import sys
 
-from sftrace_otel.cli.text import clean, note
 from sftrace_otel.version import __version__
 
 TYPE_CHECKING = False
@@ -44,7 +43,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse with errors of one line that name the next step."""
 
     def error(self, message: str) -> NoReturn:
-        note(f"{self.prog}: {clean(message)}; see '{self.prog} --help'")
+        _complain(f"{self.prog}: {message}; see '{self.prog} --help'")
         raise SystemExit(UNUSABLE)
 
 
@@ -62,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _silence_stdout()
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        note(f"sftrace {arguments.verb}: interrupted")
+        _complain(f"sftrace {arguments.verb}: interrupted")
         return INTERRUPTED
     except Exception as fault:
         if arguments.debug:
             raise
-        note(f"sftrace {arguments.verb}: {_describe(fault)}")
+        _complain(f"sftrace {arguments.verb}: {_describe(fault)}")
         return UNUSABLE
     return code
 
@@ -128,15 +127,21 @@ def _split(words: list[str]) -> tuple[list[str], list[str] | None]:
     return words[:at], words[at + 1 :]
 
 
+def _complain(line: str) -> None:
+    from sftrace_otel.cli.text import clean, note
+
+    note(clean(line))
+
+
 def _describe(fault: Exception) -> str:
     from sftrace_otel.errors import SftraceError
 
     if isinstance(fault, SftraceError):
-        return clean(fault)
+        return str(fault)
     if isinstance(fault, OSError) and fault.strerror:
-        where = f"{clean(fault.filename)}: " if fault.filename else ""
+        where = f"{fault.filename}: " if fault.filename else ""
         return f"{where}{fault.strerror}; check the path and its permissions"
-    return f"unexpected {type(fault).__name__}: {clean(fault)}; '--debug' shows where, please report it"
+    return f"unexpected {type(fault).__name__}: {fault}; '--debug' shows where, please report it"
 
 
 def _silence_stdout() -> None:

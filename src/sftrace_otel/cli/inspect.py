@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 
 from sftrace_otel.cli.places import add_json, add_path, locate
-from sftrace_otel.cli.text import clean, note, say, say_json, shorten, table
+from sftrace_otel.cli.text import clean, clean_lines, note, say, say_json, shorten, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 
     from sftrace_otel.analysis.inspect import CallLine, EventLine, Inspection
     from sftrace_otel.bundle.read import Bundle
+    from sftrace_otel.formats import Json
     from sftrace_otel.formats.sidecars import ForkPointRow, OverrideRow, Provenance
 
 USAGE = "PATH [--events] [--step N] [--errors-only] [--json]"
 EXITS = "Exit code: 0; 1 when there is no such step; 2 when the bundle cannot be read."
 _WIDTH = 72
+_INTEGRITY = {
+    "verified": "as their checksums say (no signature)",
+    "mismatch": "CHANGED: they do not have their checksums; see sftrace verify",
+    "unverified_legacy": "without checksums",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             last = bundle.manifest.totals.events - 1
             note(f"sftrace inspect: step {arguments.step} not found; the steps of this bundle are 0 to {last}")
             return 1
-        say_json(found[0] if len(found) == 1 else found)
+        _say_events(found, as_json=arguments.json)
         return 0
     seen = inspect_bundle(bundle, untraced=() if "verdict" in bundle.run else _untraced(bundle))
     if arguments.json:
@@ -50,6 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     say(*_report(seen, events=arguments.events, errors_only=arguments.errors_only))
     return 0
+
+
+def _say_events(found: list[dict[str, Json]], *, as_json: bool) -> None:
+    import json
+
+    document = found[0] if len(found) == 1 else found
+    if as_json:
+        say_json(document)
+    else:
+        say(clean_lines(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def _untraced(bundle: Bundle) -> list[str]:
@@ -96,6 +112,7 @@ def _summary(seen: Inspection) -> list[str]:
         ("Duration", None if run.duration_ms is None else f"{run.duration_ms} ms"),
         ("Calls", f"{run.llm_calls} LLM, {run.tool_calls} tool and HTTP; {run.events} events"),
         ("Tokens", _tokens(run.prompt_tokens, run.completion_tokens)),
+        ("Files", _INTEGRITY.get(seen.integrity, seen.integrity)),
         ("Traces", ", ".join(run.trace_ids) or None),
     ]
     return [f"{name + ':':<10}{shorten(value, 200)}" for name, value in rows if value is not None]

@@ -24,16 +24,35 @@ USAGE = "PATH [--strict | --partial] [--verify-integrity] [--json]"
 EXITS = "Exit code: 0 valid, 1 invalid, 2 unreadable, 3 nothing to verify against (no checksums or no payload hashes)."
 NO_SIGNATURE = "Checksums detect changes by accident and by those who cannot rewrite them; they are no signature."
 
-_CHECKS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("Manifest valid", frozenset({"invalid_manifest"})),
-    ("Event structure valid", frozenset({"invalid_event", "step_order", "run_start_count", "missing_error_event"})),
-    ("Event IDs unique", frozenset({"duplicate_event_id"})),
-    ("Parent references valid", frozenset({"invalid_parent", "parent_not_earlier"})),
-    ("Run IDs consistent", frozenset({"run_id_mismatch"})),
-    ("Event count matches", frozenset({"event_count_mismatch"})),
+_MANIFEST, _EVENTS, _REDACTIONS, _INTEGRITY = "manifest.json", "events.jsonl", "redactions.json", "integrity.json"
+
+# What is said, the findings that make it fail, the file it is about (None: a relation), the files it needs.
+_CHECKS: tuple[tuple[str, frozenset[str], str | None, frozenset[str]], ...] = (
+    ("Manifest valid", frozenset(), _MANIFEST, frozenset()),
+    (
+        "Event structure valid",
+        frozenset({"step_order", "run_start_count", "missing_error_event"}),
+        _EVENTS,
+        frozenset(),
+    ),
+    ("Event IDs unique", frozenset({"duplicate_event_id"}), None, frozenset({_EVENTS})),
+    ("Parent references valid", frozenset({"invalid_parent", "parent_not_earlier"}), None, frozenset({_EVENTS})),
+    ("Run IDs consistent", frozenset({"run_id_mismatch"}), None, frozenset({_MANIFEST, _EVENTS})),
+    ("Event count matches", frozenset({"event_count_mismatch"}), None, frozenset({_MANIFEST, _EVENTS})),
 )
+_HASHES = ("Payload hashes match", frozenset({"payload_hash_mismatch"}), None, frozenset({_EVENTS}))
 _SHOWN = 5
-_UNREADABLE = frozenset({"missing_file", "invalid_json", "unsupported_schema", "invalid_manifest", "invalid_event"})
+_UNREADABLE = frozenset(
+    {
+        "missing_file",
+        "invalid_json",
+        "unsupported_schema",
+        "invalid_manifest",
+        "invalid_event",
+        "integrity_metadata_invalid",
+        "integrity_algorithm_unsupported",
+    }
+)
 
 
 def configure(parser: argparse.ArgumentParser, *, verifying: bool = False) -> None:
@@ -70,33 +89,45 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(path: Path, result: Validation, *, verify: bool) -> list[str]:
     codes = {issue.code for issue in result.issues}
-    lines = [f"Bundle: {clean(path)}", ""]
-    for text, faults in _CHECKS:
-        lines.append(_line(text, failed=bool(codes & faults), known=not codes & _UNREADABLE))
-    lines += _verified(result, codes) if verify else ["- Payload hashes, file checksums: add --verify-integrity"]
+    broken = _broken(result.issues)
+    lines = [f"Bundle: {clean(path)}", "", *(_line(check, codes, broken) for check in _CHECKS)]
+    if _REDACTIONS in broken:
+        lines.append("✗ Redaction metadata valid")
+    lines += (
+        _verified(result, codes, broken) if verify else ["- Payload hashes, file checksums: add --verify-integrity"]
+    )
     return [*lines, "", _verdict(result)]
 
 
-def _line(text: str, *, failed: bool, known: bool) -> str:
-    if failed:
+def _broken(issues: Sequence[Issue]) -> set[str]:
+    """The files that could not be read; all of them where there is no bundle."""
+    files = {(issue.location or "").partition(":")[0] for issue in issues if issue.code in _UNREADABLE}
+    return files if files <= {_MANIFEST, _EVENTS, _REDACTIONS, _INTEGRITY} else {*files, _MANIFEST, _EVENTS}
+
+
+def _line(check: tuple[str, frozenset[str], str | None, frozenset[str]], codes: set[str], broken: set[str]) -> str:
+    text, faults, about, needs = check
+    if codes & faults or about in broken:
         return f"✗ {text}"
-    return f"✓ {text}" if known else f"- {text}: not checked, the bundle cannot be read"
+    return (
+        f"- {text}: not checked, {', '.join(sorted(needs & broken))} cannot be read" if needs & broken else f"✓ {text}"
+    )
 
 
-def _verified(result: Validation, codes: set[str]) -> list[str]:
+def _verified(result: Validation, codes: set[str], broken: set[str]) -> list[str]:
     hashless = any(issue.code == "integrity_unverified" and issue.event_id for issue in result.issues)
-    lines = [_line("Payload hashes match", failed="payload_hash_mismatch" in codes, known=not codes & _UNREADABLE)]
+    lines = [_line(_HASHES, codes, broken)]
     if hashless and "payload_hash_mismatch" not in codes:
         lines = ["- Payload hashes: some events store none"]
     if result.profile == "rfc8785":
         lines.append("  they follow RFC 8785 instead of this format's own profile; accepted")
-    covered = ", ".join(map(clean, result.covered_files)) or "no file"
     if result.integrity == "mismatch":
         lines.append("✗ File checksums match")
     elif result.covered_files:
         lines.append("✓ File checksums match")
     else:
         lines.append("- File checksums: the bundle holds none")
+    covered = ", ".join(map(clean, result.covered_files)) or "no file"
     return [*lines, f"  covered: {covered}", f"  {NO_SIGNATURE}"]
 
 

@@ -1,0 +1,696 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay: run the program again with every answer from a bundle, and say whether it did the same.
+
+Three ways in, one session: `with ReplaySession.from_trace(…)` in a program or test; `activate_from_settings`, which the
+distro calls in a process started with `OTEL_SFTRACE_REPLAY`; `replay_entrypoint` and `replay_command` for the command
+line. Everything that can be refused is refused before the program runs: a bundle whose checksums do not match, and a
+frozen replay in which functions would have to run for real because nothing recorded their results.
+
+Decision: a command runs as a child that activates its own session and hands its report back through a folder, one file
+per process, so that a helper process never overwrites the agent's. Rejected: exec (nobody is left to compare and to set
+the exit code), runpy in this process (not the program as it was recorded: other argv, other main module, our imports
+loaded already), one report file (the helper that exits last would win).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from sftrace_otel import recorder
+from sftrace_otel.bundle.read import Bundle, open_bundle, validate_bundle
+from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.match import Rule
+from sftrace_otel.core.miss import printable
+from sftrace_otel.core.plan import RecordedCall, extract_calls
+from sftrace_otel.core.prepare import prepare
+from sftrace_otel.core.report import ReplayReport, RunOutcome
+from sftrace_otel.core.session import Session
+from sftrace_otel.errors import (
+    RecordedDependencyError,
+    ReplayError,
+    ReplayExhaustedError,
+    ReplayMismatchError,
+    ReplayPolicyError,
+    SftraceError,
+    TraceStorageError,
+)
+from sftrace_otel.formats import Json, canonical
+from sftrace_otel.formats.sftrace import EventBase, Manifest, RunEnd, RunStart
+from sftrace_otel.formats.sidecars import CallRow
+from sftrace_otel.instrumentation import install, replaying
+from sftrace_otel.settings import PREFIX, Settings
+from sftrace_otel.trace import Trace
+
+__all__ = [
+    "RecordedDependencyError",
+    "ReplayError",
+    "ReplayExhaustedError",
+    "ReplayMismatchError",
+    "ReplayPolicyError",
+    "ReplayReport",
+    "ReplaySession",
+    "Result",
+    "activate_from_settings",
+    "replay_command",
+    "replay_entrypoint",
+    "untraced_tools",
+]
+
+CHILD = "SFTRACE_REPLAY_CHILD"
+"""Variable that hands a child what has no setting: JSON with `map_hosts` and `run_untraced_tools`."""
+
+DIVERGED = 1
+REFUSED = 2
+
+
+# --- what was recorded ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Recording:
+    """What a replay needs of a bundle or of a trace in memory."""
+
+    source: str
+    calls: tuple[RecordedCall, ...]
+    expected: RunOutcome
+    run_input: Json
+    read_blob: Callable[[Mapping[str, Any]], bytes]
+    tools: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _recording_of(source: str | Path | Trace) -> _Recording:
+    """Read `source`. Raises TraceStorageError for a bundle that is invalid, changed or unreadable."""
+    if isinstance(source, Trace):
+        return _recording("the trace", source.manifest, source.events, source.source, stale=source.stale)
+    path = Path(source).expanduser()
+    notes = _checked(path)
+    bundle = open_bundle(path)
+    return _recording(str(path), bundle.manifest, bundle.events, bundle, notes=notes)
+
+
+def _recording(
+    name: str,
+    manifest: Manifest,
+    events: Sequence[EventBase],
+    bundle: Bundle | None,
+    *,
+    stale: frozenset[str] = frozenset(),
+    notes: tuple[str, ...] = (),
+) -> _Recording:
+    """The recording of these events; `bundle` has their sidecars, whose rows about `stale` events do not hold."""
+
+    def read_blob(reference: Mapping[str, Any]) -> bytes:
+        if bundle is None:
+            raise TraceStorageError(f"{reference.get('$blob')} is not in the trace", code="missing_file")
+        return bundle.blob(str(reference.get("$blob")))
+
+    rows = [row for row in bundle.calls if not stale & {*_event_ids(row)}] if bundle is not None else []
+    wire_rows = [row for row in bundle.wire() if row.get("event_id") not in stale] if bundle is not None else []
+    return _Recording(
+        source=name,
+        calls=tuple(extract_calls(events, rows, wire_rows, read_blob)),
+        expected=_expected(manifest, events),
+        run_input=next((event.input for event in events if isinstance(event, RunStart)), None),
+        read_blob=read_blob,
+        tools=_tools(bundle) if bundle is not None else (),
+        notes=notes,
+    )
+
+
+def _event_ids(row: CallRow) -> Iterator[str | None]:
+    yield row.get("request")
+    yield row.get("response")
+    yield row.get("error")
+
+
+def _checked(path: Path) -> tuple[str, ...]:
+    """Integrity first: refuse what is invalid or changed; say what could not be verified."""
+    result = validate_bundle(path, strict=False, verify_integrity=True)
+    if result.exit_code not in (0, 3):
+        first = result.issues[0]
+        place = f"{path}: {first.location}" if first.location else str(path)
+        raise TraceStorageError(f"{first.message}; it cannot be replayed", where=place, code=first.code)
+    if result.integrity == "unverified_legacy":
+        return ("nothing vouches that this bundle was not changed (unverified_legacy)",)
+    return ()
+
+
+def _expected(manifest: Manifest, events: Sequence[EventBase]) -> RunOutcome:
+    """How the recording ended; "partial" where its end is not in it (a fork, a killed process)."""
+    end = next((event for event in reversed(events) if isinstance(event, RunEnd)), None)
+    if end is None:
+        return RunOutcome(status="partial")
+    if end.run_status == "failed":
+        failure = manifest.failure
+        return RunOutcome(
+            status="failed",
+            error_type=failure.type if failure else None,
+            message=failure.message if failure else None,
+        )
+    return RunOutcome(status="completed", output=end.output)
+
+
+def _tools(bundle: Bundle) -> tuple[str, ...]:
+    """The `tools` setting of the recording: patterns for modules that the program imports itself, never an import."""
+    tools = bundle.run.get("settings", {}).get("tools")
+    return tuple(one for one in tools if isinstance(one, str)) if isinstance(tools, list) else ()
+
+
+def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
+    """Functions whose results went back to the model although no tool event holds them (`design.md`, "Frozen")."""
+    answered = recorder.Answered()
+    for call in calls:
+        if call.kind == "llm":
+            request = call.input.get("request") if isinstance(call.input, dict) else None
+            for call_id, name, content in wire.tool_answers(request):
+                answered.answer(call_id, name, _content_digest(content))
+        elif call.kind == "tool":
+            answered.tool(call.name, canonical.digest(call.outcome.output))
+    return answered.untraced()
+
+
+def _content_digest(content: Any) -> str:
+    """The digest that the tool's output would have, whether the program sent it as text or as JSON text."""
+    if isinstance(content, str):
+        try:
+            content = canonical.loads(content.encode("utf-8"))
+        except SftraceError:
+            pass
+    return canonical.digest(content)
+
+
+# --- the session ------------------------------------------------------------------------------------------------------
+
+
+class ReplaySession:
+    """A replay of one recording; active inside its `with` or `async with` block, in every thread and task.
+
+    A divergence that the program caught is raised again at the end of the block. Recorded calls that were never made
+    are left to `verify_complete`. Use `from_trace` to make one.
+    """
+
+    def __init__(self, recording: _Recording, session: Session, *, policy: Any, allow: Sequence[str]) -> None:
+        self._recording = recording
+        self._session = session
+        self._policy = policy
+        self._allow = tuple(allow)
+        self._active: replaying.Active | None = None
+        self._entered = False
+        self._outcome: RunOutcome | None = None
+        self._gave_output = False
+
+    @classmethod
+    def from_trace(
+        cls,
+        source: str | Path | Trace,
+        *,
+        mode: str = "frozen",
+        order: str = "causal",
+        ignore: Sequence[Rule] = (),
+        map_hosts: Mapping[str, str] | None = None,
+        allow: Sequence[str] = (),
+        run_untraced_tools: bool = False,
+    ) -> Self:
+        """Prepare the replay of a bundle (by its path) or of a loaded trace.
+
+        Args:
+            source: A bundle, checked first: structure, payload hashes, file checksums. Or a Trace, taken as it is.
+            mode: "frozen": everything recorded is served, everything else stops the replay.
+            order: "causal", "strict" or "any".
+            ignore: JSON Pointers or functions: what to leave out when calls are compared.
+            map_hosts: Recorded host or host:port → the one that stands for it now.
+            allow: `host:port` pairs that may be connected to outside the boundaries.
+            run_untraced_tools: Go on although results of some tools are missing; their functions run for real.
+
+        Raises:
+            TraceStorageError: The bundle is invalid, changed or unreadable.
+            ReplayPolicyError: Functions would have to run for real (see `run_untraced_tools`).
+            SettingsError: An unknown mode or order.
+        """
+        recording = _recording_of(source)
+        missing = [] if run_untraced_tools else untraced_tools(recording.calls)
+        if missing:
+            names = ", ".join(missing)
+            raise ReplayPolicyError(
+                f"{recording.source}: the results of {names} went back to the model and no tool event holds them, so "
+                "frozen replay would run these functions for real; record again with @trace_tool on them or with "
+                "OTEL_SFTRACE_TOOLS naming them, or replay with --run-untraced-tools (run_untraced_tools=True)",
+                code="untraced_tools",
+            )
+        policy = recorder.load_policy(Settings.from_environ(os.environ))
+        session = Session(
+            recording.calls,
+            mode=mode,
+            order=order,
+            ignore=ignore,
+            map_hosts=map_hosts or {},
+            redact=lambda value: policy.redact(value)[0],
+        )
+        return cls(recording, session, policy=policy, allow=allow)
+
+    @property
+    def run_input(self) -> Json:
+        """The recorded run input, None where there is none."""
+        return self._recording.run_input
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of a result should know, for instance that the bundle could not be verified."""
+        return self._recording.notes
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Patterns of functions to trace: those of the environment, else those of the recording."""
+        return Settings.from_environ(os.environ).tools or self._recording.tools
+
+    @property
+    def latched(self) -> ReplayError | None:
+        """The error that stopped this replay, None while it goes on."""
+        return self._session.latched
+
+    def start(self) -> None:
+        """Serve every boundary of this process from now on. Raises ReplayError when a replay is active already."""
+        if self._entered:
+            raise ReplayError("this session was used before; make another one with from_trace")
+        install(self.tools)
+        try:
+            self._active = replaying.activate(
+                self._session, self._policy, self._recording.read_blob, guard_process=True, allow=self._allow
+            )
+        except RuntimeError as fault:
+            raise ReplayError(str(fault), code="active") from None
+        self._entered = True
+
+    def stop(self, outcome: RunOutcome) -> None:
+        """End the replay; `outcome` is how the program ended. Boundaries let calls out again."""
+        if self._active is not None:
+            self._outcome = self._with_output(outcome)
+            replaying.deactivate()
+            self._active = None
+
+    def uncompared(self) -> bool:
+        """Whether an output was recorded and the program gave none that could be compared with it."""
+        return self._recording.expected.output is not None and not self._gave_output
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop(self.failed(error) if error is not None else RunOutcome(status="completed"))
+        latched = self.latched
+        if latched is not None and not isinstance(error, ReplayError):
+            raise latched
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def verify_complete(self) -> None:
+        """Raise what stopped the replay, or a ReplayMismatchError when recorded calls were never made."""
+        self._session.verify_complete()
+
+    def report(self) -> ReplayReport:
+        """What happened so far; after the block also whether the program ended as it did.
+
+        The recorded output is compared where the program gave one (`set_output`, an entrypoint's result).
+        """
+        outcome = self._outcome or self._with_output(RunOutcome(status="completed"))
+        expected = self._recording.expected
+        return self._session.report(
+            outcome=outcome, expected=replace(expected, output=None) if self.uncompared() else expected
+        )
+
+    def completed(self, output: object) -> RunOutcome:
+        """The outcome of a program whose result is `output`, prepared as a recorded output is."""
+        self._gave_output = True
+        return RunOutcome(status="completed", output=prepare(output, self._policy).value)
+
+    def failed(self, error: BaseException) -> RunOutcome:
+        """The outcome of a program that ended with `error`.
+
+        `SystemExit` is a failure only where the recording has it as one: what records a whole process cannot see it.
+        """
+        if isinstance(error, SystemExit) and self._recording.expected.error_type != "SystemExit":
+            return RunOutcome(status="completed")
+        message = self._policy.redact_text(str(error))[0]
+        return RunOutcome(status="failed", error_type=type(error).__name__, message=message)
+
+    def exited(self) -> RunOutcome:
+        """The outcome of this process, asked at its exit: the interpreter keeps the exception that nobody caught."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            return self.failed(error)
+        if self._recording.expected.error_type == "SystemExit":
+            return self.failed(SystemExit())
+        return RunOutcome(status="completed")
+
+    def _with_output(self, outcome: RunOutcome) -> RunOutcome:
+        """`outcome` with what the program gave to `set_output`: that is what a recording would hold."""
+        given = self._active.output if self._active is not None else None
+        if given is None or outcome.status != "completed":
+            return outcome
+        self._gave_output = True
+        return RunOutcome(status="completed", output=given.value)
+
+
+# --- in a process started with OTEL_SFTRACE_REPLAY --------------------------------------------------------------------
+
+
+def activate_from_settings(settings: Settings) -> ReplaySession:
+    """Start the replay that `settings.replay` asks for, for the rest of this process; the report is written at exit.
+
+    The report goes to `settings.replay_report` (a file, or a folder in which each process writes `<pid>.json`), else to
+    standard error. Where the replay cannot start the process ends here with exit code 2: an agent that runs without its
+    recording would make real calls, and what calls us swallows exceptions.
+    """
+    target = _report_file(settings)
+    try:
+        session = _session_of(settings)
+        session.start()
+    except Exception as fault:
+        _refuse(fault, target)
+    _write(target, {"exit_code": DIVERGED, "unfinished": True})
+    owner = os.getpid()
+
+    def finish() -> None:
+        if os.getpid() == owner:
+            _finish(session, target)
+
+    atexit.register(finish)
+    return session
+
+
+def _refuse(fault: Exception, target: Path | None) -> NoReturn:
+    expected = isinstance(fault, SftraceError)
+    reason = str(fault) if expected else f"unexpected {type(fault).__name__}: {fault}"
+    _write(target, {"exit_code": REFUSED, "refused": reason, "reason": getattr(fault, "code", "error")})
+    if target is None:
+        sys.stderr.write(f"sftrace: replay refused: {printable(reason)}\n")
+        sys.stderr.flush()
+    os._exit(REFUSED)
+
+
+def _session_of(settings: Settings) -> ReplaySession:
+    options = json.loads(os.environ.get(CHILD, "{}"))
+    return ReplaySession.from_trace(
+        settings.replay or "",
+        mode=settings.replay_mode,
+        order=settings.replay_order,
+        allow=settings.replay_allow,
+        map_hosts=options.get("map_hosts"),
+        run_untraced_tools=bool(options.get("run_untraced_tools")),
+    )
+
+
+def _report_file(settings: Settings) -> Path | None:
+    where = settings.replay_report
+    if where is None:
+        return None
+    where = where.absolute()
+    return where / f"{os.getpid()}.json" if where.is_dir() else where
+
+
+def _finish(session: ReplaySession, target: Path | None) -> None:
+    session.stop(session.exited())
+    if target is None:
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in Result.of(session).lines()))
+    else:
+        _write(target, Result.of(session).document)
+
+
+def _write(target: Path | None, document: Mapping[str, object]) -> None:
+    if target is None:
+        return
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(document), encoding="utf-8")
+    unfinished.replace(target)
+
+
+# --- for the command line ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What a replay came to.
+
+    Attributes:
+        document: JSON: the report (`ReplayReport.to_dict`) with `text` and `notes`, or why there is none.
+    """
+
+    document: dict[str, Any]
+
+    @classmethod
+    def of(cls, session: ReplaySession, *notes: str) -> Self:
+        """The result of a session that has ended."""
+        report = session.report()
+        uncompared = "the recorded output was not compared: the program gave none (set_output)"
+        said = [*session.notes, *notes, *([uncompared] if session.uncompared() else [])]
+        return cls(document={**report.to_dict(), "text": report.text(), "notes": said})
+
+    @property
+    def exit_code(self) -> int:
+        """0 the same, 1 diverged, 2 refused, 4 the recording ended."""
+        code = self.document.get("exit_code")
+        return code if isinstance(code, int) else DIVERGED
+
+    def lines(self) -> list[str]:
+        """For people; not yet escaped for a terminal."""
+        if "refused" in self.document:
+            return [f"sftrace: replay refused: {self.document['refused']}"]
+        notes = [f"  note: {note}" for note in self.document.get("notes", ())]
+        return [*str(self.document.get("text", "replay: no report")).split("\n"), *notes]
+
+
+def replay_entrypoint(
+    path: Path,
+    spec: str,
+    *,
+    order: str = "causal",
+    map_hosts: Mapping[str, str] | None = None,
+    run_untraced_tools: bool = False,
+) -> Result:
+    """Call `spec` ("module:function", imported from the current folder) in this process under the replay of `path`.
+
+    The recorded run input is passed where the function takes an argument; what it returns is awaited where it is
+    awaitable, and compared with the recorded output.
+
+    Raises:
+        TraceStorageError, ReplayPolicyError: As `ReplaySession.from_trace`.
+        ReplayError: The entrypoint cannot be imported or called.
+    """
+    module, function = _entrypoint_names(spec)
+    session = ReplaySession.from_trace(path, order=order, map_hosts=map_hosts, run_untraced_tools=run_untraced_tools)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    session.start()
+    where = ""
+    try:
+        outcome = session.completed(_call(_imported(session, module, function), session.run_input))
+    except _Unusable as fault:
+        session.stop(RunOutcome(status="partial"))
+        raise ReplayError(f"--entrypoint {spec}: {fault}", code="entrypoint") from fault.__cause__
+    except KeyboardInterrupt:
+        session.stop(RunOutcome(status="partial"))
+        raise
+    except BaseException as error:
+        outcome = session.failed(error)
+        where = _raised_at(error)
+    session.stop(outcome)
+    result = Result.of(session)
+    if where and result.exit_code == DIVERGED and session.latched is None:
+        result.document["notes"].append(f"{outcome.error_type} was raised at {where}")
+    return result
+
+
+class _Unusable(Exception):
+    """Why an entrypoint cannot be used."""
+
+
+def _entrypoint_names(spec: str) -> tuple[str, str]:
+    module, colon, function = spec.partition(":")
+    if not (colon and all(part.isidentifier() for part in (*module.split("."), *function.split(".")))):
+        raise ReplayError(
+            f"--entrypoint {spec}: write it as module:function, for instance agent:main", code="entrypoint"
+        )
+    return module, function
+
+
+def _imported(session: ReplaySession, module: str, function: str) -> Callable[..., object]:
+    try:
+        found: Any = importlib.import_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if session.latched is not None:
+            raise
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = "; start from the folder that holds it" if missing else ""
+        raise _Unusable(f"cannot import {module}: {type(error).__name__}: {error}{hint}") from error
+    for name in function.split("."):
+        if not hasattr(found, name):
+            raise _Unusable(f"{module} has no {function}; check the spelling")
+        found = getattr(found, name)
+    if not callable(found):
+        raise _Unusable(f"{function} of {module} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _call(function: Callable[..., object], run_input: Json) -> object:
+    """Call `function`, with the run input where it takes an argument, and await the result where it is awaitable."""
+    result = function(*_arguments(function, run_input))
+    if inspect.isawaitable(result):
+        return asyncio.run(_awaited(result))
+    return result
+
+
+async def _awaited(result: Any) -> object:
+    return await result
+
+
+def _arguments(function: Callable[..., object], run_input: Json) -> tuple[Json, ...]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return ()
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    needed = [
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if len(needed) > 1:
+        raise _Unusable(f"it needs {len(needed)} arguments ({', '.join(needed)}) and a recording holds one run input")
+    if needed and run_input is None:
+        raise _Unusable(f"it needs {needed[0]} and the recording holds no run input")
+    return (run_input,) if positional and run_input is not None else ()
+
+
+def _raised_at(error: BaseException) -> str:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return ""
+    return f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+
+
+def replay_command(
+    path: Path,
+    command: Sequence[str],
+    *,
+    order: str = "causal",
+    map_hosts: Mapping[str, str] | None = None,
+    run_untraced_tools: bool = False,
+    stdout: int | None = None,
+) -> Result:
+    """Run `command` as a child under auto-instrumentation and the replay of `path`; wait for it.
+
+    Args:
+        path: A bundle.
+        command: Program and arguments; a Python program of an environment in which this package is installed.
+        order: As `ReplaySession.from_trace`.
+        map_hosts: As there.
+        run_untraced_tools: As there.
+        stdout: File descriptor for the program's standard output; None: this process's.
+
+    Raises:
+        TraceStorageError, ReplayPolicyError: As `ReplaySession.from_trace`.
+        ReplayError: There is no such program, or it did not run under replay.
+    """
+    session = ReplaySession.from_trace(path, order=order, map_hosts=map_hosts, run_untraced_tools=run_untraced_tools)
+    program = shutil.which(command[0])
+    if program is None:
+        raise ReplayError(f"{command[0]}: command not found; check the spelling and PATH", code="not_found")
+    with tempfile.TemporaryDirectory(prefix="sftrace-replay-") as folder:
+        environment = _child_environment(path, Path(folder), order, session)
+        environment[CHILD] = json.dumps({"map_hosts": dict(map_hosts or {}), "run_untraced_tools": run_untraced_tools})
+        code = _run([program, *command[1:]], environment, stdout)
+        return _collected(Path(folder), code, command[0])
+
+
+def _child_environment(path: Path, reports: Path, order: str, session: ReplaySession) -> dict[str, str]:
+    """The variables of `opentelemetry-instrument`, and ours; what the user set stays where it is not ours to say."""
+    spec = importlib.util.find_spec("opentelemetry.instrumentation.auto_instrumentation")
+    if spec is None or not spec.submodule_search_locations:
+        raise ReplayError("opentelemetry-instrumentation is not installed here; run sftrace doctor", code="environment")
+    site = next(iter(spec.submodule_search_locations))
+    kept = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != site]
+    here = str(Path.cwd())
+    if here not in kept:
+        kept.insert(0, here)
+    tools = ",".join(session.tools)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((site, *kept)),
+        "OTEL_PYTHON_DISTRO": "sftrace",
+        "OTEL_PYTHON_CONFIGURATOR": "sftrace",
+        PREFIX + "REPLAY": str(path.absolute()),
+        PREFIX + "REPLAY_ORDER": order,
+        PREFIX + "REPLAY_REPORT": str(reports),
+        **({PREFIX + "TOOLS": tools} if tools else {}),
+    }
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], stdout: int | None) -> int:
+    """Run a child in the foreground. Ctrl-C reaches it by itself; SIGTERM is handed on."""
+    sys.stdout.flush()
+    with subprocess.Popen(command, env=environment, stdout=stdout) as child, _handing_on(child):
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue
+
+
+@contextmanager
+def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _collected(folder: Path, code: int, program: str) -> Result:
+    """The worst report of those that the child and its Python processes left; helpers that made no call don't count."""
+    found = [json.loads(one.read_text("utf-8")) for one in sorted(folder.glob("*.json"))]
+    if not found:
+        raise ReplayError(
+            f"{program} ran, but not under replay: nothing in it is a Python program with sftrace-otel installed, or "
+            "auto-instrumentation is off; start the agent's own interpreter (-- python agent.py)",
+            code="not_instrumented",
+        )
+    made = [one for one in found if one.get("served") or one.get("diverged")]
+    worst = max(made or found, key=lambda one: _SEVERITY.index(one["exit_code"]))
+    if worst.get("unfinished"):
+        worst["text"] = f"replay: diverged; {program} ended (exit code {code}) before its run could be compared"
+    return Result(document={**worst, "program_exit_code": code})
+
+
+_SEVERITY = (0, 4, DIVERGED, REFUSED)
