@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -36,9 +36,12 @@ ReadBlob: TypeAlias = Callable[[BlobRef], bytes]
 _HTTP_NAME: Final = re.compile(r"http ([A-Z]+) \w+://\S*")
 _LINEAGE: Final = re.compile(r"(?:t?[0-9]{1,9}/)*[0-9]{1,9}")
 _NO_TAGS: Final[dict[str, str]] = {}
+_NO_ROW: Final = CallRow()
+_REQUESTS: Final = (ToolCall, LLMRequest)
+_RESULTS: Final = (ToolResult, LLMResponse)
 
 
-class Deferred(NamedTuple):
+class Deferred(msgspec.Struct, frozen=True, gc=False):
     """A payload that is decoded each time it is asked for: no reader can change it for another."""
 
     event: EventBase
@@ -155,9 +158,9 @@ def extract_calls(
     """
     opened = _pair(events)
     _add_rows(opened, calls_rows, wire_rows)
-    timed = all(call.row is not None and "start_ns" in call.row for call in opened)
+    timed = all("start_ns" in call.row for call in opened)
     if timed:
-        opened.sort(key=lambda call: (call.row["start_ns"] if call.row else 0, call.place))
+        opened.sort(key=lambda call: (call.row["start_ns"], call.place))
     parents = _parents(opened)
     return [call.finish(index, parents[index], timed, blob) for index, call in enumerate(opened)]
 
@@ -165,31 +168,30 @@ def extract_calls(
 class _Open:
     """A call while its events are being gathered."""
 
-    __slots__ = ("end_place", "error", "place", "request", "result", "row", "wire")
+    __slots__ = ("end_place", "error", "kind", "lineage", "name", "place", "request", "result", "row", "wire")
 
     def __init__(self, request: ToolCall | LLMRequest, place: int) -> None:
         self.request = request
         self.place = place
+        if isinstance(request, LLMRequest):
+            self.kind: Kind = "llm"
+            self.name = request.model
+        else:
+            self.name = request.name
+            self.kind = "http" if self.name.startswith("http ") and _HTTP_NAME.fullmatch(self.name) else "tool"
         self.end_place: int | None = None
         self.result: ToolResult | LLMResponse | None = None
         self.error: ErrorEvent | None = None
-        self.row: CallRow | None = None
-        self.wire: list[WireRow] = []
+        self.row: CallRow = _NO_ROW
+        self.lineage: str | None = None
+        self.wire: tuple[WireRow, ...] = ()
 
-    @property
-    def name(self) -> str:
-        return self.request.name if isinstance(self.request, ToolCall) else self.request.model
-
-    @property
-    def kind(self) -> Kind:
-        if isinstance(self.request, LLMRequest):
-            return "llm"
-        return "http" if _HTTP_NAME.fullmatch(self.request.name) else "tool"
-
-    @property
-    def lineage(self) -> str | None:
-        lineage = self.row.get("lineage") if self.row is not None else None
-        return lineage if lineage and _LINEAGE.fullmatch(lineage) else None
+    def describe(self, row: CallRow) -> None:
+        """The first row of the sidecar counts. A lineage that names no call is none."""
+        if self.row is _NO_ROW:
+            self.row = row
+            lineage = row.get("lineage")
+            self.lineage = lineage if lineage and _LINEAGE.fullmatch(lineage) else None
 
     def takes(self, result: ToolResult | LLMResponse) -> bool:
         """Whether `result` is of the kind that answers this request."""
@@ -209,8 +211,7 @@ class _Open:
                 self.end_place = place
 
     def finish(self, index: int, parent: int | None, timed: bool, blob: ReadBlob | None) -> RecordedCall:
-        request = self.request
-        tags = self.row.get("tags") if self.row is not None else None
+        request, tags = self.request, self.row.get("tags")
         return RecordedCall(
             index=index,
             kind=self.kind,
@@ -222,7 +223,7 @@ class _Open:
             input_hash=request.input_hash,
             policy=request.replay_policy,
             lineage=self.lineage,
-            started=(self.row["start_ns"] if timed and self.row is not None else 0, self.place),
+            started=(self.row["start_ns"] if timed else 0, self.place),
             ended=self._ended(timed),
             step=request.step,
             request_id=request.id,
@@ -233,13 +234,13 @@ class _Open:
     def _ended(self, timed: bool) -> OrderKey | None:
         if self.end_place is None:
             return None
-        if not timed or self.row is None:
+        if not timed:
             return (0, self.end_place)
         end = self.row.get("end_ns")
         return None if end is None else (end, self.end_place)
 
     def _outcome(self, tags: dict[str, str], blob: ReadBlob | None) -> Outcome:
-        row: CallRow = self.row if self.row is not None else {}
+        row = self.row
         error_type, message = self._failure()
         return Outcome(
             status=self._status(error_type),
@@ -249,7 +250,7 @@ class _Open:
             error_type=error_type,
             error_message=message,
             exception=row.get("exception"),
-            wire=tuple(self.wire),
+            wire=tuple(sorted(self.wire, key=_attempt)) if len(self.wire) > 1 else self.wire,
             read_blob=blob,
             end=row.get("end"),
             truncated=bool(row.get("truncated", False)),
@@ -281,12 +282,12 @@ def _pair(events: Iterable[EventBase]) -> list[_Open]:
     by_event: dict[str, _Open] = {}
     open_by_name: defaultdict[tuple[type[EventBase], str], deque[_Open]] = defaultdict(deque)
     for place, event in enumerate(events):
-        if isinstance(event, ToolCall | LLMRequest):
+        if isinstance(event, _REQUESTS):
             call = _Open(event, place)
             calls.append(call)
             by_event[event.id] = call
             open_by_name[type(event), call.name].append(call)
-        elif isinstance(event, ToolResult | LLMResponse):
+        elif isinstance(event, _RESULTS):
             owner = _owner(event, by_event, open_by_name)
             if owner is not None:
                 owner.answer(event, place)
@@ -323,18 +324,20 @@ def _waiting(queue: deque[_Open] | None) -> _Open | None:
     return queue[0] if queue else None
 
 
+def _attempt(row: WireRow) -> int:
+    return row.get("attempt", 0)
+
+
 def _add_rows(calls: Sequence[_Open], calls_rows: Iterable[CallRow], wire_rows: Iterable[WireRow]) -> None:
     by_request = {call.request.id: call for call in calls}
     for row in calls_rows:
         call = by_request.get(row.get("request", ""))
-        if call is not None and call.row is None:
-            call.row = row
+        if call is not None:
+            call.describe(row)
     for attempt in wire_rows:
         call = by_request.get(attempt.get("event_id", ""))
         if call is not None:
-            call.wire.append(attempt)
-    for call in calls:
-        call.wire.sort(key=lambda row: row.get("attempt", 0))
+            call.wire = (*call.wire, attempt)
 
 
 def _tags(tags: dict[str, str] | None, below: str) -> dict[str, str]:
