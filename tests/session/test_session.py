@@ -423,6 +423,13 @@ def test_the_miss_suggests_the_rule_that_helps(build: Any, recorded: str, live: 
     assert build.serve(Session(calls, ignore=helping), asked)[0] == 0
 
 
+def test_a_rule_for_times_is_only_suggested_when_it_is_enough(build: Any) -> None:
+    calls = build.sequence({"at": "2026-01-01", "q": 1})
+    text = stop(Session(calls), build.live(calls[0], payload={"at": "2026-01-02", "q": 2}), "input_differs").text()
+    assert "normalise_text" not in text
+    assert 'ignore=["/at", "/q"]' in text
+
+
 def test_long_values_are_cut_around_the_place_where_they_part(build: Any) -> None:
     prompt = "word " * 5000
     calls = build.sequence({"m": prompt + "alpha" + prompt})

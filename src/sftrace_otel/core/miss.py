@@ -204,9 +204,14 @@ def advise_on(kind: str, found: Sequence[Difference]) -> tuple[str, ...]:
         return ()
     if kind == "http" and found[0].pointer == "/url" and (other := _other_origin(found)) is not None:
         return (f"if the same service answers at another address, replay with --map-host {other}",)
-    volatile = next((advice for item in found if (advice := _volatile(item)) is not None), None)
-    if volatile is not None:
-        return (volatile,)
+    needed = [_volatile(item) for item in found]
+    if all(needed):
+        rules = ", ".join(dict.fromkeys(rule for rules in needed for rule in rules))
+        places = ", ".join(f'"{printable(item.pointer)}"' for item in found[:SHOWN])
+        return (
+            f"only times or UUIDs differ: replay with ignore=[{rules}] (sftrace_otel.core.match), or leave the places "
+            f"out with ignore=[{places}]",
+        )
     pointers = ", ".join(f'"{printable(item.pointer)}"' for item in found[:SHOWN] if item.pointer)
     if not pointers:
         return ("the program asks for something else than it did: change it back, or record again",)
@@ -225,19 +230,14 @@ def _other_origin(found: Sequence[Difference]) -> str | None:
     return f"{printable(old)}={printable(new)}"
 
 
-def _volatile(difference: Difference) -> str | None:
-    """The rules that make a difference in times and UUIDs go away, where those are all it is."""
+def _volatile(difference: Difference) -> list[str]:
+    """The rules that make a difference in times and UUIDs go away; none where it is more than that."""
     recorded, live = difference.recorded, difference.live
     if not isinstance(recorded, str) or not isinstance(live, str):
-        return None
+        return []
     needed = []
     for name, pattern in _CHANGING.items():
         if pattern.findall(recorded) != pattern.findall(live):
             needed.append(f"normalise_text({name}, '<{name.lower()}>')")
         recorded, live = pattern.sub("", recorded), pattern.sub("", live)
-    if recorded != live:
-        return None
-    return (
-        f"only times or UUIDs differ: replay with ignore=[{', '.join(needed)}] (sftrace_otel.core.match), "
-        f'or leave the place out with ignore=["{printable(difference.pointer)}"]'
-    )
+    return needed if recorded == live else []
