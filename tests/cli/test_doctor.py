@@ -73,3 +73,24 @@ def test_a_library_outside_the_supported_range(monkeypatch: pytest.MonkeyPatch, 
     done = cli("doctor")
     assert done.code == 1
     assert "outside openai >= 1, < 2" in done.out
+
+
+def test_what_is_patched_in_this_process() -> None:
+    import httpx2  # noqa: F401
+
+    from sftrace_otel.instrumentation import httpx as boundary
+
+    boundary.install()
+    try:
+        states = {one.name: one.state for one in doctor.diagnose({}).libraries}
+    finally:
+        boundary.uninstall()
+    assert states["httpx2"] == "patched"
+    assert {one.name: one.state for one in doctor.diagnose({}).libraries}["httpx2"] == "patchable"
+
+
+def test_a_secret_in_a_variable_is_not_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "sk-" + "proj-" + "Zx9" * 14
+    monkeypatch.setenv("OTEL_SFTRACE_AGENT", f"desk {secret}")
+    for options in ((), ("--json",)):
+        assert secret not in cli("doctor", *options).out

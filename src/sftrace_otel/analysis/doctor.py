@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.environment_variables import choose_distro
 from sftrace_otel.errors import SettingsError
 from sftrace_otel.settings import PREFIX, Settings
@@ -75,7 +77,7 @@ class EntryPoints:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Library:
-    """A library with a boundary of ours: `state` is patched, patchable, unsupported or absent."""
+    """A library with a boundary of ours: `state` is patched (in this process), patchable, unsupported or absent."""
 
     name: str
     version: str | None
@@ -130,10 +132,16 @@ def diagnose(environ: Mapping[str, str], *, directory: str | None = None) -> Dia
         entry_points=tuple(_entry_points(group, name, environ) for group, name in _GROUPS.items()),
         libraries=libraries,
         folder=folder,
-        settings={name: environ[name] for name in sorted(environ) if name.startswith(PREFIX)},
+        settings=_shown(environ),
         not_captured=(*_outside(), *_ALWAYS_OUTSIDE),
         problems=tuple(_problems(environ, settings, fault, requirements, libraries, folder)),
     )
+
+
+def _shown(environ: Mapping[str, str]) -> dict[str, str]:
+    """Our variables; a secret that strayed into one is not shown."""
+    policy = RedactionPolicy.default(environ)
+    return {name: policy.redact_text(environ[name])[0] for name in sorted(environ) if name.startswith(PREFIX)}
 
 
 def _version(name: str) -> str | None:
@@ -192,7 +200,15 @@ def _state(name: str, version: str | None, supported: str) -> str:
         return "absent"
     if not _fits(supported):
         return "unsupported"
-    return "patchable"
+    return "patched" if any(place.partition(".")[0] == name for place in _patched()) else "patchable"
+
+
+def _patched() -> Iterable[str]:
+    """What is wrapped in this process; a boundary that was never loaded has wrapped nothing."""
+    for name in ("httpx", "openai"):
+        boundary = sys.modules.get(f"sftrace_otel.instrumentation.{name}")
+        if boundary is not None:
+            yield from boundary.patched()
 
 
 def _folder(path: Path) -> Folder:

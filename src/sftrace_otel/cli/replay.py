@@ -103,6 +103,7 @@ def _stdout_to_stderr(wanted: bool) -> Iterator[None]:
     """What this process and its children write to standard output goes to standard error meanwhile."""
     import os
     import sys
+    from contextlib import redirect_stdout
 
     if not wanted:
         yield
@@ -111,7 +112,8 @@ def _stdout_to_stderr(wanted: bool) -> Iterator[None]:
     kept = os.dup(1)
     try:
         os.dup2(2, 1)
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)
