@@ -24,7 +24,7 @@ why and what next; `--debug` adds the traceback; `--json` prints one JSON docume
 
 def help_text(*verb: str) -> str:
     """What `sftrace VERB --help` prints at 100 columns, without colour."""
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHON_COLORS": "0"}
     command = [sys.executable, "-m", "sftrace_otel", *verb, "--help"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.rstrip()
 

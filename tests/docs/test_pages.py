@@ -98,7 +98,13 @@ def test_command_line_page_is_what_the_program_says() -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == module.page(), "run: python docs/cli_page.py"
+    committed = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert spelled_alike(committed) == spelled_alike(module.page()), "run: python docs/cli_page.py"
+
+
+def spelled_alike(text: str) -> str:
+    """Help texts without what differs between Python versions: line breaks, and `-o OUT, --output OUT` before 3.13."""
+    return re.sub(r"(-\w) (\w+), (--[\w-]+) \2", r"\1, \3 \2", " ".join(text.split()))
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
