@@ -265,7 +265,7 @@ class _Semantic:
         lineage = current_scope().place()
         prepared = replay.prepare(self.payload, self.serializer)
         name = f"{self.provider}/{self.model}" if self.provider else self.model
-        decision = replay.decide("llm", name, prepared.value, lineage=lineage, provider=self.provider, model=self.model)
+        decision = replay.decide("llm", name, prepared, lineage=lineage, provider=self.provider, model=self.model)
         assert decision.call is not None
         span = tracing.start_span(
             _SCOPE, f"chat {self.model}", tracing.CLIENT, {**self.attributes, **replaying.marks(decision)}

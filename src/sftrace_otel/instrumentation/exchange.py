@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.mapping import http_name, wire
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.recorder import UNPLACED, Call, Recorder, current_scope
 
@@ -53,10 +53,8 @@ def header(pairs: Iterable[Sequence[str]], name: str) -> str:
 
 
 def call_name(head: Head, policy: RedactionPolicy) -> str:
-    """`http METHOD scheme://host[:port]/path`, no query, no userinfo (design, "From calls and spans to events")."""
-    scheme, _, rest = policy.redact_url(head.url).partition("://")
-    authority, slash, path = rest.partition("#")[0].partition("?")[0].partition("/")
-    return f"http {head.method} {scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+    """The event's name of a call; secrets in its path redacted."""
+    return http_name(head.method, policy.redact_url(head.url))
 
 
 def body_value(data: bytes | None, media: str) -> object:

@@ -347,7 +347,7 @@ def _serve_http(replay: replaying.Active, head: Head, body: bytes) -> Answer:
     scope = current_scope()
     lineage = scope.place()
     prepared = replay.prepare(request_payload(head, body))
-    decision = replay.decide("http", call_name(head, replay.policy), prepared.value, lineage=lineage)
+    decision = replay.decide("http", call_name(head, replay.policy), prepared, lineage=lineage)
     assert decision.call is not None
     stream = header(head.headers, "accept").startswith("text/event-stream")
     return answers_of(decision.call, stream=stream, blob=replay.blob)[0]

@@ -210,7 +210,7 @@ class ServedLlmCall:
         decision = self.active.decide(
             "llm",
             self.endpoint.method,
-            prepared.value,
+            prepared,
             lineage=self.lineage,
             provider=self.provider,
             model=model if isinstance(model, str) and model else "unknown",

@@ -19,7 +19,6 @@ from sftrace_otel.instrumentation import guard
 
 if TYPE_CHECKING:
     from sftrace_otel.core.redact import RedactionPolicy
-    from sftrace_otel.formats import Json
 
 __all__ = ["Active", "ReplayStop", "activate", "active", "deactivate"]
 
@@ -49,7 +48,7 @@ class Active:
         self,
         kind: str,
         name: str,
-        payload: Json,
+        prepared: Prepared,
         *,
         lineage: str | None,
         provider: str | None = None,
@@ -59,7 +58,14 @@ class Active:
         """Ask the session. Raises a ReplayError, latched, for a call that is not in the recording."""
         return self.session.decide(
             LiveCall(
-                kind=kind, name=name, provider=provider, model=model, method=method, payload=payload, lineage=lineage
+                kind=kind,
+                name=name,
+                provider=provider,
+                model=model,
+                method=method,
+                payload=prepared.value,
+                lineage=lineage,
+                digest=prepared.digest,
             )
         )
 

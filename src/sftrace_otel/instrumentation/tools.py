@@ -252,7 +252,7 @@ def _serve(replay: replaying.Active, tool: Tool, args: tuple[Any, ...], kwargs: 
     """The recorded result, or its exception. Raises a ReplayError where the recording has none."""
     lineage = current_scope().place()
     prepared = replay.prepare(tool.arguments(args, kwargs), tool.serializer)
-    decision = replay.decide("tool", tool.name, prepared.value, lineage=lineage)
+    decision = replay.decide("tool", tool.name, prepared, lineage=lineage)
     assert decision.call is not None
     span = tracing.start_span(
         _SCOPE, tool.span_name, tracing.INTERNAL, {**tool.attributes, **replaying.marks(decision)}
