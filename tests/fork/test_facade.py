@@ -127,6 +127,36 @@ def test_isolating_a_failure(here: Path) -> None:
     assert Trace.load("s8.sftrace").failure == Trace.load("failure.sftrace").failure
 
 
+def test_complete_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sftrace_otel import record, trace_tool
+
+    monkeypatch.chdir(tmp_path)
+
+    # 1. Record original trace
+    @trace_tool(name="get_value")
+    def get_value(x: int) -> dict[str, int]:
+        return {"value": x}
+
+    with record("test-agent", output="original.sftrace"):
+        result = get_value(42)
+        assert result == {"value": 42}
+
+    # 2. Fork and override the tool result
+    fork_trace(
+        Path("original.sftrace"),
+        ForkPoint(event_id=None, step=2),  # step 2 is the ToolResult
+        overrides=[OverrideSpec(step=2, output={"value": 999})],
+        output_path=Path("forked.sftrace"),
+    )
+
+    # 3. Verify the fork
+    forked = Trace.load("forked.sftrace")
+    tool_result = forked.events[2]
+    assert tool_result.output == {"value": 999}  # type: ignore[attr-defined]
+    for name in ("original.sftrace", "forked.sftrace"):
+        assert validate_bundle(name, verify_integrity=True).exit_code == 0
+
+
 # Beyond the page
 
 

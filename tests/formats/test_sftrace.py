@@ -438,3 +438,36 @@ def test_every_event_type_has_a_class_and_its_hashes() -> None:
     assert set(EVENT_CLASSES) == set(EventType) == set(sftrace.HASHED)
     for kind, cls in EVENT_CLASSES.items():
         assert tuple(name for name, _ in sftrace.HASHED[kind]) == cls.__payloads__
+
+
+PARSERS = [sftrace.parse_event, sftrace.parse_manifest, sftrace.parse_redactions, sftrace.parse_integrity]
+SEEDS = [
+    line_of(),
+    *((VECTORS / "failed_tool.sftrace" / name).read_bytes() for name in ("manifest.json", "integrity.json")),
+    (VECTORS / "secrets.sftrace" / "redactions.json").read_bytes(),
+]
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(SEEDS), st.integers(0, 10**6), st.binary(max_size=6), st.integers(0, 3))
+def test_nothing_but_our_own_errors_leaves_a_parser(seed: bytes, at: int, noise: bytes, cut: int) -> None:
+    at %= len(seed)
+    data = seed[:at] + noise + seed[at + cut :]
+    for parse in PARSERS:
+        try:
+            parse(data)
+        except FormatError as error:
+            assert str(error).isprintable() and error.code
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 50), payloads), min_size=1, max_size=3))
+def test_members_of_any_type_are_read_or_refused(seed: bytes, changes: list[tuple[int, Any]]) -> None:
+    value = json.loads(seed)
+    for index, replacement in changes:
+        value[list(value)[index % len(value)]] = replacement
+    for parse in PARSERS:
+        try:
+            parse(canonical.dumps(value))
+        except FormatError as error:
+            assert str(error).isprintable() and error.code

@@ -8,9 +8,8 @@ off is not carried in its folder. Rejected: copying the folder (foreign files, s
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +18,15 @@ from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.formats import sidecars
 from sftrace_otel.formats.sftrace import INTEGRITY_FILE, REQUIRED_FILES
 
-_ROWS = {
-    sidecars.CALLS_FILE: "calls",
-    sidecars.WIRE_FILE: "wire",
-}
+_ROWS = {sidecars.CALLS_FILE: "calls", sidecars.WIRE_FILE: "wire"}
 _BLOB = re.compile(rb"sha256:([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Sidecars by name, and blobs by the name that they have in both bundles."""
+    """Sidecars by name, their contents in pieces that can be read once; blobs by the name they have in both bundles."""
 
-    sidecars: dict[str, bytes]
+    sidecars: dict[str, Iterable[bytes]]
     blobs: dict[str, Path]
 
 
@@ -40,35 +36,38 @@ def carry(bundle: Bundle, *, stale: Set[str] = frozenset()) -> Carried:
     Raises:
         TraceStorageError: A sidecar cannot be read, or does not have its checksum.
     """
-    kept: dict[str, bytes] = {}
     listed = bundle.listed()
-    for name in sorted(listed):
-        if name in REQUIRED_FILES or name in (INTEGRITY_FILE, sidecars.PROVENANCE_FILE):
-            continue
-        if not name.startswith(f"{sidecars.BLOBS_FOLDER}/"):
-            data = _verified(bundle, name, listed[name])
-            kept[name] = _filtered(data, _ROWS[name], stale) if name in _ROWS and stale else data
-    return Carried(kept, _blobs(bundle, kept.values(), listed))
+    own = {*REQUIRED_FILES, INTEGRITY_FILE, sidecars.PROVENANCE_FILE}
+    names = [name for name in sorted(listed) if name not in own and not name.startswith(f"{sidecars.BLOBS_FOLDER}/")]
+    digests: set[str] = set()
+    for name in names:
+        _verify(bundle, name, listed[name])
+        for piece in _pieces(bundle, name, stale):
+            digests.update(found.decode() for found in _BLOB.findall(piece))
+    return Carried({name: _pieces(bundle, name, stale) for name in names}, _blobs(bundle, digests, listed))
 
 
-def _verified(bundle: Bundle, name: str, digest: str | None) -> bytes:
-    data = bundle.read(name)
-    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+def _verify(bundle: Bundle, name: str, digest: str | None) -> None:
+    if digest is not None and bundle.digest(name) != digest:
         text = f"does not have the SHA-256 hash that {INTEGRITY_FILE} says"
         raise TraceStorageError(text, where=str(bundle.path / name), code="integrity_mismatch")
-    return data
 
 
-def _filtered(data: bytes, sidecar: str, stale: Set[str]) -> bytes:
-    lines = data.removesuffix(b"\n").split(b"\n")
-    return b"".join(line + b"\n" for line in sidecars.without_events(sidecar, lines, stale))
+def _pieces(bundle: Bundle, name: str, stale: Set[str]) -> Iterator[bytes]:
+    """The lines of a sidecar, each with its newline if it has one, without stale rows."""
+    if name not in _ROWS or not stale:
+        yield from bundle.lines(name, ends=True)
+        return
+    yield sidecars.header(_ROWS[name]) + b"\n"
+    for line in sidecars.without_events(_ROWS[name], bundle.lines(name), stale):
+        yield line + b"\n"
 
 
-def _blobs(bundle: Bundle, contents: Iterable[bytes], listed: dict[str, str | None]) -> dict[str, Path]:
+def _blobs(bundle: Bundle, digests: Set[str], listed: dict[str, str | None]) -> dict[str, Path]:
     blobs: dict[str, Path] = {}
-    for digest in sorted({found.decode() for data in contents for found in _BLOB.findall(data)}):
+    for digest in sorted(digests):
         name = f"{sidecars.BLOBS_FOLDER}/{digest[:2]}/{digest[2:4]}/{digest}"
         if name in listed:
-            bundle.blob(f"sha256:{digest}")  # checks it
+            _verify(bundle, name, digest)
             blobs[name] = bundle.path / name
     return blobs

@@ -174,10 +174,9 @@ class Bundle:
     def integrity(self) -> IntegrityReport:
         """Compare every file that `integrity.json` names with it. Reads all of them."""
         try:
-            record = _read_integrity(self.path)
+            return _compare(self.path, _read_integrity(self.path), {})
         except FormatError as error:
-            return IntegrityReport("mismatch", (Issue.of(error, INTEGRITY_FILE),), (), ())
-        return _compare(self.path, record, {})
+            return IntegrityReport("mismatch", (_issue_of(error, INTEGRITY_FILE),), (), ())
 
     def listed(self) -> dict[str, str | None]:
         """The files that belong to the bundle, with their SHA-256; without one where there is no `integrity.json`.
@@ -194,9 +193,14 @@ class Bundle:
         """The bytes of a file of the bundle. Raises TraceStorageError."""
         return _read_document(self.path, name)
 
-    def lines(self, name: str) -> Iterator[bytes]:
-        """The lines of a file of the bundle, without their newlines. Raises TraceStorageError."""
-        return (line.removesuffix(b"\n") for line in _lines(self.path, name))
+    def lines(self, name: str, *, ends: bool = False) -> Iterator[bytes]:
+        """The lines of a file of the bundle, with their newlines if `ends`. Raises TraceStorageError."""
+        lines = _lines(self.path, name)
+        return lines if ends else (line.removesuffix(b"\n") for line in lines)
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of a file of the bundle. Raises TraceStorageError."""
+        return _digest_file(self.path, name)
 
     def has(self, name: str) -> bool:
         """Whether the bundle has a file of this name."""
@@ -360,10 +364,10 @@ class _Validator:
     def _integrity(self) -> IntegrityReport:
         try:
             record = _read_integrity(self.folder)
+            report = _compare(self.folder, record, self.digests, read=self.verify)
         except FormatError as error:
             self.issues.append(_issue_of(error, INTEGRITY_FILE))
             return IntegrityReport("mismatch", (), (), ())
-        report = _compare(self.folder, record, self.digests, read=self.verify)
         noun = "not in integrity.json" if record is not None else "not part of a bundle"
         self.warnings += [f"{name}: {noun}; not read" for name in report.unlisted]
         return report if self.verify or record is None else _UNCHECKED
@@ -441,8 +445,11 @@ def _digest_file(folder: Path, name: str) -> str:
 
 def _walk(folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
     """Everything below `folder` as (name with `/`, whether it is a regular file). Links are named, not followed."""
-    with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise _unreadable(error, folder) from error
     for entry in entries:
         if entry.is_dir(follow_symlinks=False) and depth < 8:
             yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)

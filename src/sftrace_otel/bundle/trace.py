@@ -171,7 +171,7 @@ class Trace:
         sftrace.parse_manifest(sftrace.dump_manifest(manifest))
         data = TraceData(manifest=manifest, events=tuple(self._events), redactions=tuple(self._redactions))
         carried = Carried({}, {}) if self._source is None else carry(self._source, stale=self._stale)
-        extra = {**carried.sidecars, **self._provenance_file()}
+        extra: dict[str, bytes | Iterable[bytes]] = {**carried.sidecars, **self._provenance_file()}
         return write.save(data, target, overwrite=overwrite, sidecars=extra, blobs=carried.blobs)
 
     @property

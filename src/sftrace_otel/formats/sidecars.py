@@ -8,7 +8,7 @@ for events; rows are written once, read seldom, and grow a member with every lib
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Literal, NotRequired, TypedDict, TypeVar, cast
 
 import msgspec
@@ -170,17 +170,17 @@ def header(sidecar: str) -> bytes:
 
 def parse_calls(lines: Iterable[bytes]) -> Iterator[CallRow]:
     """The rows of `calls.jsonl`. Raises TraceStorageError with the line as its place."""
-    return (_checked(row, CallRow, number) for number, row in _rows(lines, "calls"))
+    return (_checked(row, CallRow, number) for number, _, row in _rows(lines, "calls"))
 
 
 def parse_wire(lines: Iterable[bytes]) -> Iterator[WireRow]:
     """The rows of `wire.jsonl`. Raises TraceStorageError with the line as its place."""
-    return (_checked(row, WireRow, number) for number, row in _rows(lines, "wire"))
+    return (_checked(row, WireRow, number) for number, _, row in _rows(lines, "wire"))
 
 
 def parse_spans(lines: Iterable[bytes]) -> Iterator[dict[str, Json]]:
     """The rows of `spans.jsonl`. Raises TraceStorageError with the line as its place."""
-    return (row for _, row in _rows(lines, "spans"))
+    return (row for _, _, row in _rows(lines, "spans"))
 
 
 def parse_run(data: bytes) -> RunInfo:
@@ -206,25 +206,29 @@ def dump_object(value: Mapping[str, Any]) -> bytes:
 _EVENT_MEMBERS = {"calls": ("request", "response", "error"), "wire": ("event_id",)}
 
 
-def without_events(sidecar: str, lines: Sequence[bytes], gone: Set[str]) -> list[bytes]:
-    """The lines of a sidecar (header first, no newlines) without the rows that speak of an event in `gone`."""
+def without_events(sidecar: str, lines: Iterable[bytes], gone: Set[str]) -> Iterator[bytes]:
+    """The rows of a sidecar as they are written, without the header and without those about an event in `gone`.
+
+    Raises:
+        TraceStorageError: A line is no row; with the line as its place.
+    """
     members = _EVENT_MEMBERS.get(sidecar, ())
-    rows = _rows(lines, sidecar)
-    return [*lines[:1], *(lines[number - 1] for number, row in rows if gone.isdisjoint(_texts(row, members)))]
+    return (line for _, line, row in _rows(lines, sidecar) if gone.isdisjoint(_texts(row, members)))
 
 
 def _texts(row: Mapping[str, Json], members: Iterable[str]) -> list[str]:
     return [value for value in map(row.get, members) if isinstance(value, str)]
 
 
-def _rows(lines: Iterable[bytes], sidecar: str) -> Iterator[tuple[int, dict[str, Json]]]:
+def _rows(lines: Iterable[bytes], sidecar: str) -> Iterator[tuple[int, bytes, dict[str, Json]]]:
+    """Number, line and row of each row; the header is checked and left out."""
     for number, line in enumerate(lines, start=1):
         try:
             row = _object(line)
         except TraceStorageError as error:
             raise TraceStorageError(error.reason, where=f":{number}", code=CODE) from None
         if number > 1:
-            yield number, row
+            yield number, line, row
         elif row.get("sidecar") != sidecar:
             raise TraceStorageError(f"the first line is not the header of {sidecar!r}", where=":1", code=CODE)
 
