@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The redaction policy: what is hidden in values, texts, documents, URLs and headers before anything is written.
+
+One object holds all rules, so that recording, replay and re-redaction agree. A clean value costs one look over its keys
+and one scan over its texts, and is returned itself; texts found clean are remembered, within bounds, since agents send
+the same messages again and again. Redaction is stable: what was redacted stays as it is when it is redacted again; a
+text that does not come to rest is hidden as a whole.
+
+Decision: whole values under sensitive names, spans inside texts, JSON inside texts as JSON. Rejected: hashes, lengths
+or kept prefixes in the place of a secret (the `.sftrace` format forbids them, and a prefix narrows a guess).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sftrace_otel.core.redact import assignments, documents, jsontext
+from sftrace_otel.core.redact.credentials import MARK
+from sftrace_otel.core.redact.custom import NO_CUSTOM_RULES, CustomRules, from_toml
+from sftrace_otel.core.redact.known import KnownValues, of_environment
+from sftrace_otel.core.redact.names import REFERENCE_NAMES, Sensitivity, normalise, sensitivity
+from sftrace_otel.core.redact.texts import SHORTEST_SECRET, TextRules, looks_like_json
+from sftrace_otel.core.redact.walk import (
+    VALUE_KEYS,
+    Finding,
+    Walk,
+    hides,
+    is_secret_argument,
+    is_secret_pair,
+    secret_pair,
+)
+from sftrace_otel.formats import Json
+
+CREDENTIAL_PATTERN = "credential_pattern"
+"""Reason: a span of a text that looks like a credential was replaced."""
+KNOWN_VALUE = "known_value"
+"""Reason: a span that equals a secret of the environment was replaced."""
+
+MAX_PLAIN_DEPTH = 100
+"""Containers inside containers up to which `is_clean` can say yes."""
+
+_ROUNDS = 6
+_NESTED_TEXTS = 5
+_MANY_CONTAINERS = 50_000
+_MANY_NAMES = 8192
+_LONGEST_NAME = 200
+_REMEMBERED_CHARS = 4_000_000
+_REMEMBERED_TEXT = 262_144
+_SCALARS = frozenset({int, float, bool, type(None)})
+
+
+def _any_of(values: Iterable[str]) -> re.Pattern[str] | None:
+    """An expression that splits a text at each of `values` and keeps them; None for no values."""
+    longest_first = sorted(values, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+
+class RedactionPolicy:
+    """What is hidden, and how. Thread-safe; make it once and share it, since it remembers what it found clean.
+
+    Use `RedactionPolicy.default(os.environ)`, `from_toml`, `reference` or `strictest`.
+
+    Args:
+        policy_id: Name of the policy, for reports.
+        custom: The user's own rules.
+        secrets: Known secrets; those shorter than eight characters are left out.
+    """
+
+    def __init__(
+        self, *, policy_id: str = "default", custom: CustomRules = NO_CUSTOM_RULES, secrets: Iterable[str] = ()
+    ) -> None:
+        self._id = policy_id
+        self._custom = custom
+        self._known = KnownValues(secrets)
+        self._texts = TextRules(self.sensitivity, (*assignments.WORDS, *custom.words), self._known, custom.patterns)
+        self._allowed = _any_of(custom.allow_values)
+        self._kinds: dict[str, Sensitivity] = {}
+        self._plain_names: set[str] = set()
+        self._clean: set[str] = set()
+        self._clean_before: set[str] = set()
+        self._clean_chars = 0
+
+    @classmethod
+    def default(cls, environ: Mapping[str, str]) -> RedactionPolicy:
+        """All rules, and as known secrets the values of the variables in `environ` whose names call for it."""
+        return cls(secrets=of_environment(environ))
+
+    @classmethod
+    def from_toml(cls, text: str, environ: Mapping[str, str]) -> RedactionPolicy:
+        """The default rules with the user's own (keys, patterns, allow-lists; see `custom.from_toml`).
+
+        Raises:
+            SettingsError: The text is not TOML, has an unknown entry, or a pattern that is invalid or not linear. The
+                caller goes on with `strictest()`.
+        """
+        custom, variables = from_toml(text)
+        secrets = of_environment(environ) if custom.environment else []
+        return cls(
+            policy_id="custom", custom=custom, secrets=[*secrets, *(environ.get(name, "") for name in variables)]
+        )
+
+    @classmethod
+    def reference(cls) -> RedactionPolicy:
+        """The rules of stepfork 0.2.1 and nothing else, for bundles that it wrote."""
+        from sftrace_otel.core.redact.variants import ReferencePolicy
+
+        return ReferencePolicy()
+
+    @classmethod
+    def strictest(cls) -> RedactionPolicy:
+        """No content at all: every text and number is hidden, structure and names stay. For unreadable settings."""
+        from sftrace_otel.core.redact.variants import StrictestPolicy
+
+        return StrictestPolicy()
+
+    def redact(self, value: Json) -> tuple[Json, tuple[Finding, ...]]:
+        """`value` without secrets, and where they stood. The very same object, and no findings, where it holds none."""
+        if self.is_clean(value):
+            return value, ()
+        walk = Walk(self)
+        redacted = walk.value(value)
+        return redacted, tuple(walk.findings)
+
+    def redact_text(self, text: str) -> tuple[str, tuple[Finding, ...]]:
+        """One text without secrets. JSON inside it is redacted as JSON and stays JSON."""
+        hidden, reasons = self.hide(text, 0)
+        return hidden, tuple(Finding("", reason) for reason in reasons)
+
+    def redact_document(self, text: str) -> tuple[str, bool]:
+        """A body as it went over the wire (decoded), without secrets, and whether anything changed.
+
+        JSON, server-sent events and JSON lines, form data, multipart and plain text are told apart by their look. Only
+        the characters of a secret change. A secret cut over several events of a stream is found in the joined deltas;
+        the number of events stays.
+        """
+        redacted = documents.redact(self, text)
+        return redacted, redacted != text
+
+    def redact_url(self, url: str) -> str:
+        """A URL without user information, secret parameters and other secrets in it."""
+        return documents.redact_url(self, url)
+
+    def redact_headers(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Header fields, in order and with their spelling, without the values of those that carry credentials."""
+        return [(name, documents.redact_header(self, name, value)) for name, value in pairs]
+
+    def describe(self) -> dict[str, Json]:
+        """Id and rule names for the bundle's report, with counts of known values; never a value or a pattern."""
+        return {
+            "id": self._id,
+            "rules": ["sensitive-key", *dict.fromkeys(self._texts.names())],
+            "known_values": self._known.count,
+            "known_values_skipped": self._known.skipped,
+        }
+
+    def sensitivity(self, name: str) -> Sensitivity:
+        """What `name` (a key, header, parameter or variable) says about its value."""
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._classify(name)
+            if len(name) <= _LONGEST_NAME:
+                if len(self._kinds) >= _MANY_NAMES:
+                    self._kinds.clear()
+                self._kinds[name] = kind
+        return kind
+
+    def _classify(self, name: str) -> Sensitivity:
+        plain = normalise(name)
+        if plain in REFERENCE_NAMES:
+            return Sensitivity.REFERENCE
+        if plain in self._custom.keys:
+            return Sensitivity.ANY
+        return Sensitivity.NONE if plain in self._custom.allow_keys else sensitivity(name)
+
+    def is_allowed(self, value: str) -> bool:
+        """Whether the user has declared that `value` is no secret."""
+        return value in self._custom.allow_values
+
+    def holds_secret(self, data: bytes) -> bool:
+        """Whether `data`, text or not, holds a secret: by the rules for texts where it is UTF-8, else a known value."""
+        if self._texts.holds_known(data):
+            return True
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            text = data.decode("latin-1")
+        return self.hide(text, 0)[0] != text
+
+    def is_clean(self, value: object) -> bool:
+        """Whether `value` is plain JSON of exact builtin types, at most 100 levels deep, and certainly without secrets.
+
+        Only what nobody could mistake is looked at, at memory speed; False means: look closer. Floats that are not
+        finite, lone surrogates and huge ints are not looked for.
+        """
+        fresh: list[str] = []
+        level: list[Any] = [[value]]
+        containers = 0
+        for _ in range(MAX_PLAIN_DEPTH + 1):
+            below: list[Any] = []
+            for container in level:
+                if not self._take(container, below, fresh):
+                    return False
+            containers += len(below)
+            if not below or containers > _MANY_CONTAINERS:
+                break
+            level = below
+        return not below and self._are_clean(fresh)
+
+    def _take(self, container: Any, below: list[Any], fresh: list[str]) -> bool:
+        """Sort the items of one container into containers and unknown texts; False where one may hold a secret."""
+        if type(container) is dict:
+            if not self._plain_names.issuperset(container) and not self._has_plain_names(container):
+                return False
+            items = container.values()
+        else:
+            items = container
+            if self._has_named_items(container):
+                return False
+        clean, before = self._clean, self._clean_before
+        for item in items:
+            kind = type(item)
+            if kind is str:
+                if len(item) >= SHORTEST_SECRET and item not in clean and item not in before:
+                    fresh.append(item)
+            elif kind is dict or kind is list:
+                below.append(item)
+            elif kind not in _SCALARS:
+                return False
+        return True
+
+    def _has_plain_names(self, members: dict[Any, Any]) -> bool:
+        """Whether no key of `members` hides its value, changes what is done below it, or holds a secret itself."""
+        for key, item in members.items():
+            if key in self._plain_names:
+                continue
+            if type(key) is not str:
+                return False
+            if key in VALUE_KEYS:
+                if secret_pair(self, members) is not None:
+                    return False
+                continue
+            kind = self.sensitivity(key)
+            if kind:
+                if isinstance(item, dict | list) or hides(self, key, kind, item, members):
+                    return False
+            elif self.hide(key, 0)[0] != key:
+                return False
+            elif len(key) <= _LONGEST_NAME and len(self._plain_names) < _MANY_NAMES:
+                self._plain_names.add(key)
+        return True
+
+    def _has_named_items(self, items: list[Any]) -> bool:
+        """Whether an item is named a secret by the one before it: a header pair, a command line option."""
+        if len(items) < 2 or str not in map(type, items):
+            return False
+        if is_secret_pair(self, items):
+            return True
+        options = [index for index, item in enumerate(items[:-1]) if type(item) is str and item.startswith("-")]
+        return any(is_secret_argument(self, items[index], items[index + 1]) for index in options)
+
+    def _are_clean(self, texts: list[str]) -> bool:
+        if not texts:
+            return True
+        if self._texts.suspicious(texts):
+            return False
+        self._remember(texts)
+        return True
+
+    def _remember(self, texts: Sequence[str]) -> None:
+        """Keep `texts` as known to be clean. Two generations: the older is forgotten when the younger is full."""
+        for text in texts:
+            if len(text) <= _REMEMBERED_TEXT:
+                self._clean.add(text)
+                self._clean_chars += len(text) + 64
+        if self._clean_chars > _REMEMBERED_CHARS:
+            self._clean_before, self._clean, self._clean_chars = self._clean, set(), 0
+
+    def hide(self, text: str, nesting: int) -> tuple[str, Sequence[str]]:
+        """`text` without secrets and the reasons, each once; `nesting` counts the JSON texts around it.
+
+        For callers outside the policy there are `redact_text` and `redact`.
+        """
+        if len(text) < SHORTEST_SECRET or text in self._clean or text in self._clean_before:
+            return text, ()
+        if not self._texts.suspicious((text,)):
+            self._remember((text,))
+            return text, ()
+        reasons: dict[str, None] = {}
+        hidden = text
+        for _ in range(_ROUNDS):
+            again, why = self._hide_once(hidden, nesting)
+            if again == hidden:
+                break
+            reasons.update(dict.fromkeys(why))
+            hidden = again
+        else:
+            hidden = MARK
+        if hidden == text:
+            self._remember((text,))
+            return text, ()
+        return hidden, tuple(reasons)
+
+    def _hide_once(self, text: str, nesting: int) -> tuple[str, list[str]]:
+        if nesting < _NESTED_TEXTS and looks_like_json(text):
+            read = jsontext.parse(text)
+            if read is not None:
+                return self._hide_in_json(text, read[0], read[1], nesting)
+        return self._hide_plain(text)
+
+    def _hide_plain(self, text: str) -> tuple[str, list[str]]:
+        if self._allowed is None:
+            hidden, names = self._texts.hide(text)
+            return hidden, self._reasons(names)
+        parts = self._allowed.split(text)
+        found = [self._texts.hide(part) if number % 2 == 0 else (part, []) for number, part in enumerate(parts)]
+        hidden, names = self._texts.hide_by_reference("".join(part for part, _ in found))
+        return hidden, self._reasons([*(name for _, part_names in found for name in part_names), *names])
+
+    def _hide_in_json(self, text: str, value: Json, place: jsontext.Place, nesting: int) -> tuple[str, list[str]]:
+        walk = Walk(self, nesting + 1)
+        redacted = walk.value(value)
+        if redacted is not value:
+            text = jsontext.rewritten(text, place, value, redacted)
+        text, names = self._texts.hide_by_reference(text)
+        return text, [*(finding.reason for finding in walk.findings), *self._reasons(names)]
+
+    def _reasons(self, names: Iterable[str]) -> list[str]:
+        """The reason to report for each rule: its name where it is the user's, else what kind of rule it is."""
+        return [
+            name if name in self._custom.names else KNOWN_VALUE if name == "known-value" else CREDENTIAL_PATTERN
+            for name in names
+        ]

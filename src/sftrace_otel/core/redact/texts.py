@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scan of texts: which rules can apply is decided by a few cheap searches, and only those run.
+
+Decision: everything the rules look for leaves a trace that bytes methods find at memory speed: a literal, a run of 15
+letters and digits, an operator behind a sensitive word. Many texts are judged at once, joined by line ends; only when
+the whole is suspicious each is looked at by itself, and texts found clean are remembered (bounded), since agents send
+the same messages again and again. Rejected: running the rules (4 MB/s), one alternation of them (3 MB/s), a literal per
+rule without a gate (19 MB/s).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from sftrace_otel.core.redact import assignments
+from sftrace_otel.core.redact.credentials import (
+    BASIC,
+    BEARER,
+    GITHUB,
+    JWT,
+    MARK,
+    PEM,
+    REFERENCE,
+    SK_KEY,
+    USERINFO,
+    VENDOR_LITERALS,
+    VENDOR_LITERALS_OUTSIDE,
+    VENDORS,
+    Rule,
+    decode_base64,
+    printable,
+    query_rule,
+)
+from sftrace_otel.core.redact.known import KnownValues
+from sftrace_otel.core.redact.names import Sensitivity
+
+SHORTEST_SECRET = 8
+"""Characters: a text that is shorter holds nothing that a rule could find."""
+
+_REACH = 80
+_RUN_CHARS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+_TO_RUNS = bytes(byte in _RUN_CHARS for byte in range(256))
+_TO_BASE64 = bytes(byte in _RUN_CHARS + b"+/" for byte in range(256))
+_RUN = b"\1" * 15
+_BASE64_RUN = b"\1" * 24
+_SCHEMES = re.compile(rb"b(?:earer|asic)[\s\x1c-\x1f%+\\\xc2\xe1\xe2\xe3]")
+_JSON_STARTS = ("{", "[", " ", "\n", "\r", "\t")
+_JSON_ENDS = ("}", "]", " ", "\n", "\r", "\t")
+_GITHUB = re.compile(rb"gh(?:[pousr]_|ithub_pat_)")
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{24,}={0,2}")
+
+
+class TextRules:
+    """The rules of one policy for texts.
+
+    Args:
+        sensitivity: What a name says about its value.
+        words: Lower-case ASCII texts, one of which every sensitive name contains.
+        known: Secrets whose value is known.
+        custom: The user's own rules: they run on every text, first.
+    """
+
+    def __init__(
+        self,
+        sensitivity: Callable[[str], Sensitivity],
+        words: tuple[str, ...],
+        known: KnownValues,
+        custom: Sequence[tuple[re.Pattern[str], Rule]] = (),
+    ) -> None:
+        self._sensitivity = sensitivity
+        self._words = words
+        self._word_bytes = tuple(word.encode() for word in words)
+        self._known = known
+        self._custom = tuple(custom)
+        self._custom_rules = tuple(rule for _, rule in self._custom)
+        self._query = query_rule(sensitivity)
+        self._assigned = Rule("assignment", self._hide_assigned)
+        self._base64 = Rule("base64", self._hide_base64)
+        self._known_rule = Rule("known-value", known.hide)
+
+    def names(self) -> list[str]:
+        """The rules in the order in which they run."""
+        own = (self._known_rule, PEM, USERINFO, self._query, BEARER, BASIC, SK_KEY, GITHUB, JWT, VENDORS)
+        every = [rule for _, rule in self._custom] + [*own, self._assigned, self._base64, *REFERENCE]
+        return [rule.name for rule in every]
+
+    def suspicious(self, texts: Sequence[str]) -> bool:
+        """Whether any of `texts` may hold a secret; False is certain."""
+        if self._custom and any(looks_like_json(text) or self._matches_custom(text) for text in texts):
+            return True
+        json = any(map(looks_like_json, texts))
+        joined = "\n".join(texts)
+        return bool(self._fired(joined, json)) or (json and ("\\u" in joined or "\\/" in joined))
+
+    def hide(self, text: str) -> tuple[str, list[str]]:
+        """`text` as plain text with every secret replaced, once over all rules, and the names of the rules that did."""
+        return _run((*self._custom_rules, *self._fired(text, False)), text)
+
+    def hide_by_reference(self, text: str) -> tuple[str, list[str]]:
+        """The reference's rules and the known values alone: for JSON whose texts have been seen to one by one."""
+        rules = [rule for rule in self._fired(text, False) if rule in REFERENCE or rule is self._known_rule]
+        return _run(rules, text)
+
+    def holds_known(self, data: bytes) -> bool:
+        """Whether `data`, text or not, contains a known value in one of its spellings."""
+        return self._known.occur(data, b" ")
+
+    def _matches_custom(self, text: str) -> bool:
+        return any(pattern.search(text) for pattern, _ in self._custom)
+
+    def _fired(self, text: str, json: bool) -> list[Rule]:
+        """The rules that may change `text`, in order. With `json`, a sensitive name in quotes is enough."""
+        data = text.encode("utf-8", "surrogatepass")
+        runs = _runs(data)
+        fired: list[Rule] = []
+        last: list[Rule] = []
+        if self._known.occur(data, runs):
+            fired.append(self._known_rule)
+        dash = b"-" in data
+        if dash and b"-----BEGIN" in data:
+            fired.append(PEM)
+        if b"@" in data and b"://" in data:
+            fired.append(USERINFO)
+        low = data.lower()
+        named = self._named(low, json)
+        if named and (b"?" in data or b"&" in data or b";" in data):
+            fired.append(self._query)
+        if _SCHEMES.search(low):
+            fired += (BEARER, BASIC)
+            last += REFERENCE[:2]
+        if dash and b"sk-" in data:
+            fired.append(SK_KEY)
+            last.append(REFERENCE[2])
+        if b"_" in data and _GITHUB.search(data):
+            fired.append(GITHUB)
+            last += REFERENCE[3:]
+        if runs:
+            fired += self._fired_by_runs(data, runs)
+        if named and self._assigns(text, low, json):
+            fired.append(self._assigned)
+        return fired + last
+
+    def _fired_by_runs(self, data: bytes, runs: bytes) -> Iterable[Rule]:
+        if b"eyJ" in runs:
+            yield JWT
+        if any(literal in runs for literal in VENDOR_LITERALS) or any(
+            literal in data for literal in VENDOR_LITERALS_OUTSIDE
+        ):
+            yield VENDORS
+        if any(map(self._is_base64_of_secret, _runs_of(data, _TO_BASE64, _BASE64_RUN))):
+            yield self._base64
+
+    def _named(self, low: bytes, json: bool) -> bool:
+        """Whether a word that sensitive names contain stands where a name stands."""
+        near = low if json else _near_operators(low)
+        return bool(near) and any(word in near for word in self._word_bytes)
+
+    def _assigns(self, text: str, low: bytes, json: bool) -> bool:
+        lowered = low.decode("utf-8", "surrogatepass")
+        if json:
+            return assignments.mentions(text, lowered, self._words, self._sensitivity)
+        return next(assignments.find(text, lowered, self._words, self._sensitivity), None) is not None
+
+    def _hide_assigned(self, text: str) -> str:
+        lowered = text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
+        pieces: list[str] = []
+        done = 0
+        for start, end in assignments.find(text, lowered, self._words, self._sensitivity):
+            pieces += (text[done:start], MARK)
+            done = end
+        return "".join((*pieces, text[done:]))
+
+    def _hide_base64(self, text: str) -> str:
+        return _BASE64.sub(
+            lambda found: MARK if self._is_base64_of_secret(found[0].rstrip("=").encode()) else found[0], text
+        )
+
+    def _is_base64_of_secret(self, token: bytes) -> bool:
+        """Whether `token` is base64 of a text with a secret in it (one level deep; images and digests are not text)."""
+        head = decode_base64(token[:24])
+        if head is None or not head.isascii() or not printable(head):
+            return False
+        plain = decode_base64(token)
+        if plain is None or not printable(plain):
+            return False
+        text = plain.decode()
+        rules = [rule for rule in self._fired(text, False) if rule is not self._base64]
+        return _run((*self._custom_rules, *rules), text)[0] != text
+
+
+def _run(rules: Iterable[Rule], text: str) -> tuple[str, list[str]]:
+    reasons = []
+    for rule in rules:
+        changed = rule.apply(text)
+        if changed != text:
+            reasons.append(rule.name)
+            text = changed
+    return text, reasons
+
+
+def looks_like_json(text: str) -> bool:
+    """Whether `text` may be a JSON object or array: its first and last characters, apart from white space, say so."""
+    if text[:1] not in _JSON_STARTS or text[-1:] not in _JSON_ENDS:
+        return False
+    return text.lstrip()[:1] in ("{", "[") and text.rstrip()[-1:] in ("}", "]")
+
+
+def _runs(data: bytes) -> bytes:
+    """The runs of 15 and more letters, digits, `_` and `-` in `data`, a line each; empty where there is none."""
+    return b"\n".join(_runs_of(data, _TO_RUNS, _RUN))
+
+
+def _runs_of(data: bytes, table: bytes, least: bytes) -> list[bytes]:
+    mask = data.translate(table)
+    start = mask.find(least)
+    runs = []
+    while start >= 0:
+        end = mask.find(b"\0", start)
+        if end < 0:
+            end = len(mask)
+        runs.append(data[start:end])
+        start = mask.find(least, end)
+    return runs
+
+
+def _near_operators(low: bytes) -> bytes:
+    """What stands before each `=` and `:` and behind each `--`, as far as a name reaches."""
+    near = []
+    if b"=" in low or b":" in low:
+        near = [part[-_REACH:] for part in low.replace(b"=", b":").split(b":")[:-1]]
+    if b"--" in low:
+        near += [part[:_REACH] for part in low.split(b"--")[1:]]
+    return b"\n".join(near)
