@@ -153,14 +153,16 @@ class SpanIntake:
         operation = attributes.get("gen_ai.operation.name")
         if operation is None and name.startswith("invoke_agent"):
             operation = "invoke_agent"
-        self._open[span_id] = _Open(above or 0, above is None, attributes)
-        if len(self._open) > _UNENDED:
-            self._open.pop(next(iter(self._open)), None)
+        with self._lock:
+            self._open[span_id] = _Open(above or 0, above is None, attributes)
+            if len(self._open) > _UNENDED:
+                del self._open[next(iter(self._open))]
         return self.recorder.span_started(span_id, trace_id, above, kind, operation)
 
     def _end(self, record: SpanRecord) -> None:
         span_id = int(record.span_id, 16)
-        here = self._open.pop(span_id, None)
+        with self._lock:
+            here = self._open.pop(span_id, None)
         root = here is not None and here.root
         try:
             run = self._usable(self.recorder.span_run(span_id))
@@ -178,7 +180,7 @@ class SpanIntake:
         return self.recorder.process_run() if run is None or run.closed else run
 
     def _sort(self, ended: _Ended, span_id: int, here: _Open | None, recorded: bool) -> None:
-        above = self._open_call_above(here)
+        above = self._open_call_above(here.parent if here is not None else 0)
         with self._lock:
             group = self._waiting.pop(span_id, [])
             if ended.call is not None:
@@ -191,14 +193,18 @@ class SpanIntake:
         if group:
             self._emit(group)
 
-    def _open_call_above(self, here: _Open | None) -> int:
-        """The outermost open span above that may be a call, 0 if there is none."""
+    def _open_call_above(self, parent: int) -> int:
+        """The outermost open span above that may be a call, 0 if there is none; the way may lead over ended spans."""
         found, steps = 0, 0
-        while here is not None and here.parent and steps < 256:
-            above = self._open.get(here.parent)
-            if above is not None and looks_like_call(above.attributes):
-                found = here.parent
-            here, steps = above, steps + 1
+        while parent and steps < 256:
+            here = self._open.get(parent)
+            if here is not None:
+                found = parent if looks_like_call(here.attributes) else found
+                parent = here.parent
+            else:
+                past = self._past.get(format(parent, "016x"))
+                parent = int(past.parent_id, 16) if past is not None and past.parent_id else 0
+            steps += 1
         return found
 
     def _remember(self, record: SpanRecord, call: MappedCall | None, recorded: bool, run: Run) -> None:
@@ -265,7 +271,7 @@ class SpanIntake:
         record = chosen.record
         above = self._calls.get(chosen.above or "")
         call = self.recorder.span_call(
-            run, record, _short_error(chosen.call), above=above if above is not None and above.run is run else None
+            run, record, _as_event(chosen.call), above=above if above is not None and above.run is run else None
         )
         if call is None:
             return None
@@ -335,11 +341,21 @@ def _begin_earlier(run: Run, unix_ns: int) -> None:
         run.mono0 -= earlier
 
 
-def _short_error(call: MappedCall) -> MappedCall:
-    """OpenTelemetry names a class with its module, events without."""
-    if call.error is None:
-        return call
-    return msgspec.structs.replace(call, error=(_clean(_class_name(call.error[0])), _clean(call.error[1])))
+def _as_event(call: MappedCall) -> MappedCall:
+    """`call` with names that have a UTF-8 form, and its error's class without the module that OpenTelemetry puts there.
+
+    What is in payloads is `prepare`'s to spell.
+    """
+    error = call.error
+    return msgspec.structs.replace(
+        call,
+        name=_clean(call.name),
+        provider=call.provider and _clean(call.provider),
+        model=call.model and _clean(call.model),
+        response_model=call.response_model and _clean(call.response_model),
+        tool_call_id=call.tool_call_id and _clean(call.tool_call_id),
+        error=error and (_clean(_class_name(error[0])), _clean(error[1])),
+    )
 
 
 def _class_name(name: str) -> str:

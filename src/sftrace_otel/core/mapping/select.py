@@ -69,12 +69,24 @@ def select_calls(
 class _Selection:
     def __init__(self, spans: Sequence[tuple[SpanRecord, MappedCall | None]], past: Mapping[str, Past]) -> None:
         self._records = {record.span_id: record for record, _ in spans}
-        self._parents = {span_id: row.parent_id for span_id, row in past.items()}
-        self._parents.update({record.span_id: record.parent_id for record, _ in spans})
-        self._calls = {span_id: row.call for span_id, row in past.items() if row.call is not None}
-        self._calls.update({record.span_id: call for record, call in spans if call is not None})
-        self._recorded = {span_id for span_id, row in past.items() if row.recorded}
+        self._calls = {record.span_id: call for record, call in spans if call is not None}
+        self._past = past
         self._heads: dict[str, str] = {}
+
+    def _parent(self, span_id: str) -> str | None:
+        record = self._records.get(span_id) or self._past.get(span_id)
+        return None if record is None else record.parent_id
+
+    def _call(self, span_id: str) -> MappedCall | None:
+        call = self._calls.get(span_id)
+        if call is None:
+            past = self._past.get(span_id)
+            call = None if past is None else past.call
+        return call
+
+    def _recorded(self, span_id: str) -> bool:
+        past = self._past.get(span_id)
+        return past is not None and past.recorded
 
     def result(self) -> list[Selected]:
         groups: dict[str, list[str]] = {}
@@ -84,11 +96,12 @@ class _Selection:
         chosen = [
             self._selected(head, members)
             for head, members in groups.items()
-            if head not in self._recorded and self._recorded.isdisjoint(members)
+            if not self._recorded(head) and not any(map(self._recorded, members))
         ]
-        return sorted(
-            chosen, key=lambda item: (self._records[self._head(item.record.span_id)].start_ns, self._depth(item))
-        )
+        return sorted(chosen, key=lambda item: (self._start(item.record), self._depth(item)))
+
+    def _start(self, record: SpanRecord) -> int:
+        return self._records.get(self._head(record.span_id), record).start_ns
 
     def _selected(self, head: str, members: list[str]) -> Selected:
         best = max(members, key=lambda member: (self._content(member), member == head))
@@ -104,6 +117,7 @@ class _Selection:
         """The outermost span of the call that this span belongs to."""
         found = self._heads.get(span_id)
         if found is None:
+            self._heads[span_id] = span_id  # parents may form a circle: spans are other people's data
             above = self._call_above(span_id)
             found = self._head(above) if above is not None and self._same(span_id, above) else span_id
             self._heads[span_id] = found
@@ -111,18 +125,20 @@ class _Selection:
 
     def _call_above(self, span_id: str) -> str | None:
         seen = {span_id}
-        parent = self._parents.get(span_id)
+        parent = self._parent(span_id)
         while parent is not None and parent not in seen:
-            if parent in self._calls:
+            if self._call(parent) is not None:
                 return parent
             seen.add(parent)
-            parent = self._parents.get(parent)
+            parent = self._parent(parent)
         return None
 
     def _same(self, below: str, above: str) -> bool:
-        inner, outer = self._calls[below], self._calls[above]
+        inner, outer = self._call(below), self._call(above)
+        if inner is None or outer is None:
+            return False
         if inner.kind == "http":
-            return outer.kind == "llm" or (outer.kind == "http" and above in self._recorded)
+            return outer.kind == "llm" or (outer.kind == "http" and self._recorded(above))
         return inner.kind == outer.kind and _agree(inner, outer)
 
     def _content(self, span_id: str) -> int:
@@ -130,10 +146,12 @@ class _Selection:
         return -1 if call.kind == "http" else 2 - len(call.missing) - len(call.cut)
 
     def _depth(self, item: Selected) -> int:
-        depth, above = 0, item.above
-        while above is not None:
-            depth, above = depth + 1, self._call_above(above)
-        return depth
+        seen: set[str] = set()
+        above = item.above
+        while above is not None and above not in seen:
+            seen.add(above)
+            above = self._call_above(above)
+        return len(seen)
 
 
 def _agree(inner: MappedCall, outer: MappedCall) -> bool:
