@@ -665,13 +665,13 @@ class Recorder:
         """What stands for a body in `wire.jsonl`, whether redaction changed it, and the bytes kept."""
         if data is None:
             return None, False, None
+        text: str | None = None
         try:
             text, changed = self.policy.redact_document(data.decode("utf-8"))
             kept = text.encode("utf-8") if changed else data
         except UnicodeDecodeError:
-            kept = self.policy.redact_bytes(data)
-            changed = kept != data
-            text = None
+            changed = self.policy.holds_secret(data)
+            kept = b"[REDACTED]" if changed else data
         if len(kept) > BLOB_ABOVE or text is None:
             ref = journal.blob(kept)
             return {"$blob": ref, "media_type": media or "application/octet-stream", "size": len(kept)}, changed, kept

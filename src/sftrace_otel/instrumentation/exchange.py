@@ -19,7 +19,7 @@ import msgspec
 
 from sftrace_otel.core.mapping import http_name, wire
 from sftrace_otel.core.redact import RedactionPolicy
-from sftrace_otel.recorder import UNPLACED, Call, Recorder, current_scope
+from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope
 
 if TYPE_CHECKING:
     from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
@@ -110,7 +110,7 @@ class Exchange:
         self._chunks: list[int] = []
         self._span = (0, 0)
         self._http_span = 0
-        self._scope = UNPLACED
+        self._scope: Scope = UNPLACED
         self._lineage: str | None = None
         self._started = recorder.ticks()
         self._done = False
@@ -255,7 +255,7 @@ class Exchange:
             "module": self.head.module,
             "method": self.head.method,
             "url": policy.redact_url(self.head.url),
-            "request": {"headers": policy.redact_headers(self.head.headers), "body": None},
+            "request": {"headers": _redacted(policy, self.head.headers), "body": None},
             "start_ns": self._started - zero,
             "end_ns": self.recorder.ticks() - zero,
             "end": end,
@@ -266,7 +266,7 @@ class Exchange:
                     "status": self._status,
                     "reason": self.reason,
                     "http_version": self.version,
-                    "headers": policy.redact_headers(self.headers),
+                    "headers": _redacted(policy, self.headers),
                     "body": None,
                     "chunks": chunks,
                 }
@@ -277,6 +277,10 @@ class Exchange:
             described = self.recorder.describe_error(error)
             row["exception"] = {key: described[key] for key in ("module", "qualname", "message")}
         return row
+
+
+def _redacted(policy: RedactionPolicy, headers: Pairs) -> Pairs:
+    return [[name, value] for name, value in policy.redact_headers([(pair[0], pair[1]) for pair in headers])]
 
 
 def unpacked(encoding: str, parts: list[bytes]) -> list[bytes] | None:
