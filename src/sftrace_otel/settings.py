@@ -37,9 +37,9 @@ class Settings:
     payloads) or `off`. `content`: `reference` keeps payloads off spans, `span` also puts the redacted payload there.
     `fsync`: `never`, `close` or `event`. `max_payload_bytes`: longer payloads are cut and marked. `redaction`: a TOML
     file with rules of one's own. `tools`: `module:callable` patterns traced on import. `quiet`: no lines on stderr.
-    `replay`: a bundle to answer from instead of recording. `replay_order`: `causal`, `strict` or `any`. `replay_allow`: `host:port`
-    pairs that may be connected to under replay. `replay_report`: file for the report. `parent`: run id of the process
-    that started this one.
+    `replay`: a bundle to answer from instead of recording. `replay_order`: `causal`, `strict` or `any`.
+    `replay_allow`: `host:port` pairs that may be connected to under replay. `replay_report`: file for the report.
+    `parent`: run id of the process that started this one.
     """
 
     dir: Path = Path("sftraces")

@@ -36,7 +36,9 @@ def chunk(i, delta, fin=None, usage=None, choices=True):
 
 
 def tool_deltas():
-    tc = lambda i, **k: {"tool_calls": [dict(index=i, **k)]}
+    def tc(i, **k):
+        return {"tool_calls": [dict(index=i, **k)]}
+
     yield chunk(0, {"role": "assistant", "content": None})
     yield chunk(1, tc(0, id="call_a", type="function", function={"name": "lookup", "arguments": ""}))
     yield chunk(2, tc(0, function={"arguments": '{"city":'}))
