@@ -40,6 +40,7 @@ from sftrace_otel.core.match import Rule
 from sftrace_otel.core.miss import printable
 from sftrace_otel.core.plan import RecordedCall, extract_calls
 from sftrace_otel.core.prepare import prepare
+from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.core.report import ReplayReport, RunOutcome
 from sftrace_otel.core.session import Session
 from sftrace_otel.errors import (
@@ -145,7 +146,7 @@ def _checked(path: Path) -> tuple[str, ...]:
     """Integrity first: refuse what is invalid or changed; say what could not be verified."""
     result = validate_bundle(path, strict=False, verify_integrity=True)
     if result.exit_code not in (0, 3):
-        first = result.issues[0]
+        first = next(issue for issue in result.issues if issue.code != "integrity_unverified")
         place = f"{path}: {first.location}" if first.location else str(path)
         raise TraceStorageError(f"{first.message}; it cannot be replayed", where=place, code=first.code)
     if result.integrity == "unverified_legacy":
@@ -207,7 +208,9 @@ class ReplaySession:
     are left to `verify_complete`. Use `from_trace` to make one.
     """
 
-    def __init__(self, recording: _Recording, session: Session, *, policy: Any, allow: Sequence[str]) -> None:
+    def __init__(
+        self, recording: _Recording, session: Session, *, policy: RedactionPolicy, allow: Sequence[str]
+    ) -> None:
         self._recording = recording
         self._session = session
         self._policy = policy

@@ -60,13 +60,19 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
     return run
 
 
+@pytest.fixture(scope="session")
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables with which the processes of these tests compile each module once, whatever the shell says."""
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Cli:
+def shell(tmp_path: Path, bytecode: dict[str, str]) -> Cli:
     """Run a verb as `python -m sftrace_otel` in an empty folder; keywords are variables."""
 
     def run(*arguments: object, **variables: str) -> Done:
         command = [sys.executable, "-m", "sftrace_otel", *map(str, arguments)]
-        environment = {**os.environ, **variables}
+        environment = {**os.environ, **bytecode, **variables}
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
