@@ -189,11 +189,16 @@ VENDORS = Rule(
         ]
     ),
 )
-VENDOR_LITERALS: tuple[bytes, ...] = tuple(
-    b"AIza GOCSPX- AKIA ASIA hf_ xox xapp- k_live_ k_test_ whsec_ sk_ glpat- npm_ pypi- gsk_ xai- r8_ pplx- nvapi- "
-    b"tvly- lsv2_ shp dop_v1_ dckr_pat_".split()
+VENDOR_LITERALS: tuple[tuple[bytes, tuple[bytes, ...]], ...] = (
+    (b"A", (b"AIza", b"AKIA", b"ASIA")),
+    (
+        b"-",
+        tuple(b"GOCSPX- xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp- glpat- pypi- xai- pplx- nvapi- tvly-".split()),
+    ),
+    (b"_", tuple(b"hf_ k_live_ k_test_ whsec_ sk_ npm_ gsk_ r8_ lsv2_ dop_v1_ dckr_pat_".split())),
+    (b"shp", (b"shpat_", b"shpca_", b"shppa_", b"shpss_")),
 )
-"""One of these stands in the same run of letters, digits, `_` and `-` as a vendor's key, except the next ones."""
+"""By a byte in common: literals that stand in one run of letters, digits, `_` and `-` with a vendor's key."""
 VENDOR_LITERALS_OUTSIDE: tuple[bytes, ...] = (b"ya29.", b"SG.", b"hooks.slack.com", b":AA")
 """Literals of the vendor keys that hold a dot, slash or colon."""
 

@@ -124,7 +124,12 @@ class TextRules:
             fired.append(USERINFO)
         low = data.lower()
         named = self._named(low, json)
-        if named and (b"?" in data or b"&" in data or b";" in data):
+        if (
+            named
+            and b"=" in data
+            and (b"?" in data or b"&" in data or b";" in data)
+            and self._query.apply(text) != text
+        ):
             fired.append(self._query)
         if _SCHEMES.search(low):
             fired += (BEARER, BASIC)
@@ -144,9 +149,8 @@ class TextRules:
     def _fired_by_runs(self, data: bytes, runs: bytes) -> Iterable[Rule]:
         if b"eyJ" in runs:
             yield JWT
-        if any(literal in runs for literal in VENDOR_LITERALS) or any(
-            literal in data for literal in VENDOR_LITERALS_OUTSIDE
-        ):
+        inside = any(byte in runs and any(map(runs.__contains__, literals)) for byte, literals in VENDOR_LITERALS)
+        if inside or any(map(data.__contains__, VENDOR_LITERALS_OUTSIDE)):
             yield VENDORS
         if any(map(self._is_base64_of_secret, _runs_of(data, _TO_BASE64, _BASE64_RUN))):
             yield self._base64

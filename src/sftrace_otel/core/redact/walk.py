@@ -19,6 +19,8 @@ from sftrace_otel.formats import Json
 
 SENSITIVE_KEY = "sensitive_key"
 """Reason: the whole value under a sensitive name was replaced."""
+SECRET_KEY = "secret_in_key"
+"""Reason: the key itself held a secret; the pointer spells what it is now."""
 TOO_DEEP = "too_deep"
 """Reason: a part nested deeper than `MAX_DEPTH` was replaced."""
 
@@ -37,7 +39,8 @@ class Finding(NamedTuple):
 
     Attributes:
         pointer: JSON Pointer (RFC 6901) of the place in the redacted value; empty for the value itself.
-        reason: `sensitive_key`, `credential_pattern`, `known_value`, or the name of a rule of the user.
+        reason: `sensitive_key`, `credential_pattern`, `known_value`, `secret_in_key`, `too_deep`, or the name of a rule
+            of the user.
     """
 
     pointer: str
@@ -119,6 +122,7 @@ class Walk:
         self._rules = rules
         self._nesting = nesting
         self._path: list[str | int] = []
+        self._clean: set[int] = set()
 
     def value(self, value: Json) -> Json:
         """`value` without secrets; the same object where it holds none."""
@@ -128,7 +132,12 @@ class Walk:
             return value
         if len(self._path) >= MAX_DEPTH:
             return self._replaced(TOO_DEEP)
-        return self._object(value) if isinstance(value, dict) else self._array(value)
+        if id(value) in self._clean:  # shared many times, or one would walk what is no tree for ever
+            return value
+        new: Json = self._object(value) if isinstance(value, dict) else self._array(value)
+        if new is value:
+            self._clean.add(id(value))
+        return new
 
     def _text(self, text: str) -> str:
         hidden, reasons = self._rules.hide(text, self._nesting)
@@ -143,6 +152,8 @@ class Walk:
         for key, item in members.items():
             name = names[key] if names else key
             self._path.append(name)
+            if name != key:
+                self.findings.append(Finding(self._pointer(), SECRET_KEY))
             new = self._member(key, item, members, secret=key == pair, of_schema=of_schema)
             self._path.pop()
             same = same and new is item
