@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Journal, Single
+from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Journal, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
@@ -279,7 +279,7 @@ class Run:
             if self.broken or self.closed:
                 raise NoLongerRecords
             try:
-                self.journal = Journal(self.target, fsync=self.recorder.settings.fsync)
+                self.journal = Journal(self.target, fsync=self.recorder.settings.fsync, head=self.recorder.head(self))
                 self.journal.record(self._start())
             except OSError as error:
                 self.broken = True
@@ -377,6 +377,7 @@ class Recorder:
         self._refs: dict[int, Call | None] = {}
         self._lock = threading.RLock()
         self._reported: set[str] = set()
+        self._names: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         self._closing = False
         if "flight" in settings.formats:
             _log.warning("OTEL_SFTRACE_FORMATS: this version does not write .flight yet; recording .sftrace")
@@ -458,6 +459,26 @@ class Recorder:
         script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
         return script or "python"
 
+    def head(self, run: Run) -> Head:
+        """What the journal of `run` says of it, so that a bundle can be made of it after the process died."""
+        agent, found = self.policy.redact_text(run.agent or self.agent())
+        return Head(
+            run=run.id,
+            agent=agent,
+            at=run.wall0,
+            target=run.target.name,
+            pid=os.getpid(),
+            python=f"{sys.version_info.major}.{sys.version_info.minor}",
+            os=sys.platform,
+            version=f"sftrace-otel {__version__}",
+            kind=run.kind,
+            origin=dict(run.origin),
+            policy=self.policy.describe(),
+            settings=self.settings.public(),
+            command=[self.policy.redact_text(word)[0] for word in sys.argv],
+            found=[("/agent_name", finding.reason) for finding in found[:1]],
+        )
+
     # -- calls
 
     def begin(
@@ -521,11 +542,17 @@ class Recorder:
         return call
 
     def _name(self, name: str, payload: Prepared) -> tuple[str, list[tuple[str, str]]]:
-        redactions = _pairs(payload)
-        clean, found = self.policy.redact_text(name)
-        if found:
-            redactions.extend(("#/name", finding.reason) for finding in found)
-        return clean, redactions
+        """A call's name without secrets, and all redactions of its request event."""
+        known = self._names.get(name)
+        if known is None:
+            clean, found = self.policy.redact_text(name)
+            known = (clean, [("#/name", finding.reason) for finding in found])
+            if len(self._names) < 1024:
+                self._names[name] = known
+        clean, reasons = known
+        if not payload.findings:
+            return clean, reasons
+        return clean, [*_pairs(payload), *reasons]
 
     def end(
         self,
@@ -1094,6 +1121,7 @@ def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Record
             recorder = Recorder(settings, policy or load_policy(settings))
             if not _recorders:
                 atexit.register(close_all)
+                _close_with_worker()
             _recorders[key] = recorder
         _active = recorder
         return recorder
@@ -1129,11 +1157,17 @@ def load_policy(settings: Settings) -> RedactionPolicy:
 
 
 def _after_fork() -> None:
-    """In a forked child: leave the parent's journals alone and start with a run of one's own."""
+    """In a forked child: leave the parent's journals alone and start with a run of one's own.
+
+    Locks are made anew: another thread of the parent may have held them at the fork.
+    """
+    global _registry
+    _registry = threading.Lock()
     for recorder in _recorders.values():
         parent = recorder._process
         recorder._lock = threading.RLock()
         for run in recorder._runs.values():
+            run.lock = threading.Lock()
             run.closed = True
             if run.journal is not None:
                 run.journal.abandon()
@@ -1143,6 +1177,17 @@ def _after_fork() -> None:
         recorder._process = None
         if parent is not None:
             recorder.settings = _with_parent(recorder.settings, parent.id)
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:  # its own fork forgets finalizers right after this, so ours is added once it has
+        util.register_after_fork(close_all, lambda _: _close_with_worker())
+
+
+def _close_with_worker() -> None:
+    """In a worker of multiprocessing, which leaves by `os._exit`: close at its end, since `atexit` is not run there."""
+    process = sys.modules.get("multiprocessing.process")
+    util = sys.modules.get("multiprocessing.util")
+    if process is not None and util is not None and process.parent_process() is not None:
+        util.Finalize(None, close_all, exitpriority=-100)
 
 
 def _with_parent(settings: Settings, run_id: str) -> Settings:

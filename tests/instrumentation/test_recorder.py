@@ -232,7 +232,7 @@ def test_what_ended_is_in_the_journal_when_the_process_is_killed(tmp_path: Path)
     assert done.returncode == -signal.SIGKILL
     lines = (tmp_path / ".run.sftrace.journal" / "journal.jsonl").read_bytes().splitlines()
     kinds = [json.loads(line)["k"] for line in lines]
-    assert kinds == ["v"] + ["b", "e"] * 25
+    assert kinds == ["h", "v"] + ["b", "e"] * 25
 
 
 def test_a_forked_child_writes_a_bundle_of_its_own(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from sftrace_otel.errors import FormatError, TraceStorageError
 from sftrace_otel.formats import sftrace
@@ -42,7 +42,12 @@ class Writable(Protocol):
 
 
 def finish_folder(
-    folder: Path, *, manifest: Manifest, redactions: Sequence[RedactionEntry], fsync: bool = True
+    folder: Path,
+    *,
+    manifest: Manifest,
+    redactions: Sequence[RedactionEntry],
+    fsync: bool = True,
+    leave_out: Set[str] = frozenset(),
 ) -> None:
     """Turn a folder that holds `events.jsonl`, and maybe sidecars and blobs, into a complete bundle.
 
@@ -53,6 +58,7 @@ def finish_folder(
         manifest: What `manifest.json` says.
         redactions: The entries of `redactions.json`.
         fsync: Whether files and folders are flushed to the disk.
+        leave_out: Names of files that are there but no part of the bundle.
 
     Raises:
         TraceStorageError: The folder cannot be written, or holds something that is neither file nor folder.
@@ -62,7 +68,7 @@ def finish_folder(
         entries = sftrace.dump_redactions(Redactions(entries=tuple(redactions)))
         write_file(folder / sftrace.REDACTIONS_FILE, [entries])
         (folder / sftrace.INTEGRITY_FILE).unlink(missing_ok=True)
-        digests = {name: _seal(path, fsync=fsync) for name, path in _files(folder)}
+        digests = {name: _seal(path, fsync=fsync) for name, path in _files(folder) if name not in leave_out}
         write_file(folder / sftrace.INTEGRITY_FILE, [sftrace.dump_integrity(digests)], fsync=fsync)
         for inner, _, _ in os.walk(folder):
             Path(inner).chmod(0o700)
@@ -172,12 +178,17 @@ def is_bundle(folder: Path) -> bool:
 
 def write_file(path: Path, pieces: Iterable[bytes], *, fsync: bool = False) -> None:
     """Write a file of mode 0600 from pieces, through one buffer. Raises OSError."""
-    with os.fdopen(os.open(path, _NEW_FILE, 0o600), "wb", buffering=_CHUNK) as file:
+    with new_file(path) as file:
         for piece in pieces:
             file.write(piece)
         if fsync:
             file.flush()
             os.fsync(file.fileno())
+
+
+def new_file(path: Path) -> BinaryIO:
+    """A file of mode 0600, empty, open for writing, never through a link. Raises OSError."""
+    return os.fdopen(os.open(path, _NEW_FILE, 0o600), "wb", buffering=_CHUNK)
 
 
 def _inside(folder: Path, name: str) -> Path:
