@@ -52,17 +52,20 @@ def tools(every_round: bool) -> Iterator[Row]:
 def export(every_round: bool) -> Iterator[Row]:
     """Export CPU a span beside the OTLP JSON file exporter."""
     for kind in ("prose", "json"):
-        best = interleaved(
-            {
-                name: lambda name=name, kind=kind: worker("export_worker.py", name, kind)["all"]  # type: ignore[misc]
-                for name in ("ours", "otlp")
-            }
-        )
+        exported: dict[str, float] = {}
+
+        def turn(contender: str, kind: str = kind, exported: dict[str, float] = exported) -> float:
+            result = worker("export_worker.py", contender, kind)
+            exported[contender] = min(exported.get(contender, result["export"]), result["export"])
+            return result["all"]
+
+        best = interleaved({"ours": lambda t=turn: t("ours"), "otlp": lambda t=turn: t("otlp")})  # type: ignore[misc]
         yield Row(
             what=f"export CPU a span, 4 KB attribute of {kind}: ours / OTLP JSON file",
             value=best["ours"] / best["otlp"],
             limit=0.8,
-            note=f"{best['ours']:.0f} µs, OTLP JSON file {best['otlp']:.0f} µs, shutdown included",
+            note=f"{best['ours']:.0f} µs, OTLP JSON file {best['otlp']:.0f} µs; closing the bundle included, "
+            f"without it {exported['ours']:.0f} µs",
         )
 
 
