@@ -125,6 +125,8 @@ def test_text_of_a_bundle_is_escaped(cli: Cli, bundle: Callable[[str], Path]) ->
     text = (path / "events.jsonl").read_text().replace("gpt-4o-mini", r"gpt\u001b[2J\u202e")
     (path / "events.jsonl").write_text(text)
     for options in ((), ("--events",), ("--step", 3), ("--json",)):
-        out = cli("inspect", path, *options).out
+        done = cli("inspect", path, *options)
+        assert done.code == (0 if "--step" in options else 1)
+        out = done.out
         assert "\x1b" not in out
         assert "\u202e" not in out

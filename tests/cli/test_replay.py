@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 import textwrap
 import threading
@@ -25,7 +27,7 @@ from sftrace_otel.fork import ForkEngine, ForkPoint, OverrideSpec, fork_trace
 from sftrace_otel.replay import ReplaySession
 from sftrace_otel.trace import Trace
 
-from .conftest import VECTORS, Cli
+from .conftest import VECTORS, Cli, Done
 
 AGENT = textwrap.dedent(
     """
@@ -293,6 +295,48 @@ def test_what_to_run_has_to_be_clear(cli: Cli, bundle: Callable[[str], Path], ar
     done = cli("replay", bundle("completed"), *arguments)
     assert (done.code, done.out) == (2, "")
     assert "as in:" in done.line or "for instance" in done.line
+
+
+# --- by variable ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def instrumented(tmp_path: Path, bytecode: dict[str, str]) -> Callable[..., Done]:
+    """Run the agent under `opentelemetry-instrument` with variables."""
+
+    def run(function: str, **variables: str) -> Done:
+        program = "from opentelemetry.instrumentation.auto_instrumentation import run; run()"
+        command = [sys.executable, "-c", program, sys.executable, "agent.py", function, "x"]
+        environment = {**os.environ, **bytecode, "OTEL_PYTHON_DISTRO": "sftrace", **variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    return run
+
+
+def test_a_replay_asked_for_by_variable_reports_to_a_file_or_to_standard_error(
+    instrumented: Callable[..., Done], bundle: Callable[[str], Path], agent: Path, tmp_path: Path
+) -> None:
+    path = str(bundle("completed"))
+    done = instrumented("main", OTEL_SFTRACE_REPLAY=path)
+    assert done.code == 0, done.err
+    assert "replay: same; 4 of 4 recorded calls used" in done.err
+    report = tmp_path / "report.json"
+    done = instrumented("forgets", OTEL_SFTRACE_REPLAY=path, OTEL_SFTRACE_REPLAY_REPORT=str(report))
+    assert done.code == 0
+    assert "replay:" not in done.err
+    assert json.loads(report.read_text())["exit_code"] == 1
+
+
+def test_an_agent_does_not_run_without_its_recording(
+    instrumented: Callable[..., Done], bundle: Callable[[str], Path], agent: Path
+) -> None:
+    path = bundle("completed")
+    events = path / "events.jsonl"
+    events.write_bytes(events.read_bytes().replace(b"value is 42", b"value is 43"))
+    done = instrumented("main", OTEL_SFTRACE_REPLAY=str(path))
+    assert (done.code, done.out) == (2, "")
+    assert "replay refused" in done.line
 
 
 # --- what is refused, and forks ---------------------------------------------------------------------------------------

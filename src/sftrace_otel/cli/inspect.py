@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sftrace_otel.formats.sidecars import ForkPointRow, OverrideRow, Provenance
 
 USAGE = "PATH [--events] [--step N] [--errors-only] [--json]"
-EXITS = "Exit code: 0; 1 when there is no such step; 2 when the bundle cannot be read."
+EXITS = "Exit code: 0; 1 no such step, or the files are not what their checksums say; 2 the bundle cannot be read."
 _WIDTH = 72
 _INTEGRITY = {
     "verified": "as their checksums say (no signature)",
@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     seen = inspect_bundle(bundle, untraced=() if "verdict" in bundle.run else _untraced(bundle))
     if arguments.json:
         say_json(_document(seen, errors_only=arguments.errors_only))
-        return 0
-    say(*_report(seen, events=arguments.events, errors_only=arguments.errors_only))
-    return 0
+    else:
+        say(*_report(seen, events=arguments.events, errors_only=arguments.errors_only))
+    return 1 if seen.integrity == "mismatch" else 0
 
 
 def _say_events(found: list[dict[str, Json]], *, as_json: bool) -> None:
@@ -113,9 +113,14 @@ def _summary(seen: Inspection) -> list[str]:
         ("Calls", f"{run.llm_calls} LLM, {run.tool_calls} tool and HTTP; {run.events} events"),
         ("Tokens", _tokens(run.prompt_tokens, run.completion_tokens)),
         ("Files", _INTEGRITY.get(seen.integrity, seen.integrity)),
-        ("Traces", ", ".join(run.trace_ids) or None),
+        ("Traces", _some(run.trace_ids)),
     ]
     return [f"{name + ':':<10}{shorten(value, 200)}" for name, value in rows if value is not None]
+
+
+def _some(names: tuple[str, ...]) -> str | None:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more or None
 
 
 def _tokens(prompt: int | None, completion: int | None) -> str | None:
