@@ -316,23 +316,30 @@ def test_no_failure_of_ours_reaches_the_program(
     assert len([record for record in caplog.records if fault.__name__ in record.message]) == 1
 
 
-def test_a_log_handler_that_traces_neither_recurses_nor_hangs(bundles: Bundles, make_provider: Provider) -> None:
-    exporter = SftraceExporter("/proc/nowhere/at/all", quiet=True)
-    tracer = make_provider(SimpleSpanProcessor(exporter)).get_tracer("t")
-
-    class Sink(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            with tracer.start_as_current_span("log", attributes=TOOL):
-                pass
-
-    sink = Sink()
-    logging.getLogger().addHandler(sink)
-    try:
-        with tracer.start_as_current_span("chat", attributes=CHAT):
+LOGGING_AGENT = """
+import logging
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from sftrace_otel import SftraceExporter
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(SftraceExporter("/proc/nowhere/at/all")))
+tracer = provider.get_tracer("t")
+lines = []
+class Sink(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+        with tracer.start_as_current_span("log", attributes={tool!r}):
             pass
-    finally:
-        logging.getLogger().removeHandler(sink)
-    exporter.shutdown()
+logging.getLogger().addHandler(Sink())
+for _ in range(3):
+    with tracer.start_as_current_span("chat", attributes={chat!r}):
+        pass
+assert len(lines) <= 2, lines
+"""
+
+
+def test_a_log_handler_that_traces_neither_recurses_nor_hangs(child: Child) -> None:
+    child.run(LOGGING_AGENT.format(tool=TOOL, chat=CHAT), timeout=20)
 
 
 # --- the end of the process -------------------------------------------------------------------------------------------

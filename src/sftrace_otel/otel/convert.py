@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from sftrace_otel.core.mapping import SpanEvent, SpanLink, SpanRecord
@@ -29,6 +29,7 @@ def to_record(span: ReadableSpan) -> SpanRecord:
     parent = span.parent
     status = span.status
     scope = span.instrumentation_scope
+    events, links = span.events, span.links
     start = span.start_time or 0
     return SpanRecord(
         trace_id=format(context.trace_id, "032x") if context else "0" * 32,
@@ -40,8 +41,8 @@ def to_record(span: ReadableSpan) -> SpanRecord:
         start_ns=start,
         end_ns=span.end_time or start,
         attributes=_copied(span.attributes),
-        events=tuple(SpanEvent(event.name, event.timestamp, _copied(event.attributes)) for event in span.events),
-        links=tuple(_link(link.context, link.attributes) for link in span.links),
+        events=tuple([_event(event) for event in events]) if events else (),
+        links=tuple([_link(link.context, link.attributes) for link in links]) if links else (),
         status_code=_CODES[status.status_code],
         status_description=status.description,
         scope_name=scope.name if scope else None,
@@ -56,10 +57,14 @@ def _copied(attributes: Any) -> Mapping[str, Any]:
     return attributes.copy() if attributes else _EMPTY
 
 
+def _event(event: Event) -> SpanEvent:
+    return SpanEvent(event.name, event.timestamp, _copied(event.attributes))
+
+
 def _link(context: SpanContext, attributes: Any) -> SpanLink:
     return SpanLink(format(context.trace_id, "032x"), format(context.span_id, "016x"), _copied(attributes))
 
 
 def _dropped(span: ReadableSpan) -> tuple[int, int, int]:
-    counts = (span.dropped_attributes, span.dropped_events, span.dropped_links)
-    return counts if any(counts) else _NONE
+    attributes, events, links = span.dropped_attributes, span.dropped_events, span.dropped_links
+    return (attributes, events, links) if attributes or events or links else _NONE

@@ -212,7 +212,7 @@ class SpanIntake:
             if is_reference(record):
                 self._calls[record.span_id] = _referred(record, run)
             self._past[record.span_id] = Past(record.parent_id, _bare(call), recorded)
-            while len(self._past) > _REMEMBERED:
+            if len(self._past) > _REMEMBERED:
                 oldest = next(iter(self._past))
                 del self._past[oldest]
                 self._calls.pop(oldest, None)
@@ -246,15 +246,17 @@ class SpanIntake:
         records = [record for record in records if record.span_id not in self._past]
         here = {record.span_id for record in records}
         for record in sorted(records, key=lambda item: (item.start_ns, -item.end_ns)):
-            local = record.parent_id is not None and not record.parent_is_remote and record.parent_id in here
-            above = int(record.parent_id, 16) if local and record.parent_id else None
-            span_id = int(record.span_id, 16)
-            self._begin(span_id, int(record.trace_id, 16), above, record.kind, record.name, record.attributes)
-            run = self.recorder.span_run(span_id)
-            if run is not None:
-                _begin_earlier(run, record.start_ns)
-        for record in _children_first(records):
+            self._begin_late(record, here)
+        for record in _children_first(records) if len(records) > 1 else records:
             self._end(record)
+
+    def _begin_late(self, record: SpanRecord, here: set[str]) -> None:
+        span_id, parent = int(record.span_id, 16), record.parent_id
+        above = int(parent, 16) if parent is not None and not record.parent_is_remote and parent in here else None
+        self._begin(span_id, int(record.trace_id, 16), above, record.kind, record.name, record.attributes)
+        run = self.recorder.span_run(span_id)
+        if run is not None:
+            _begin_earlier(run, record.start_ns)
 
     # -- into the recorder
 

@@ -123,7 +123,9 @@ def _holds(recorder: Recorder) -> _Holds:
     holds = _known.get(recorder)
     if holds is None:
         holds = _known[recorder] = _Holds(recorder)
-        recorder.before_close[:0] = [functools.partial(_note_failure, weakref.ref(recorder)), holds.flush_batches]
+        # Batches go into the intake, which its own hook then empties; only then is it known which run there is to fail.
+        recorder.before_close.insert(0, holds.flush_batches)
+        recorder.before_close.append(functools.partial(_note_failure, weakref.ref(recorder)))
     return holds
 
 

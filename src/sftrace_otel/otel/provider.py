@@ -80,17 +80,15 @@ def _provider_set(wrapped: Any, instance: object, args: tuple[Any, ...], kwargs:
 def _attach(provider: Any) -> bool:
     if not hasattr(provider, "add_span_processor"):
         return False
-    _see_all_spans(provider)
-    if provider in _attached or _has_processor(provider):
-        return True
-    processor = SftraceSpanProcessor()
-    if not processor.holder.open:
-        return False
-    provider.add_span_processor(processor)
-    _attached[provider] = processor
-    if processor.holder.intake is not None:
+    if provider not in _attached and not _has_processor(provider):
+        processor = SftraceSpanProcessor()
+        if not processor.holder.open or processor.holder.intake is None:
+            return False
+        provider.add_span_processor(processor)
+        _attached[provider] = processor
         processor.holder.intake.recorder.connections = guard.connections
         guard.notice_connections()
+    _see_all_spans(provider)
     return True
 
 

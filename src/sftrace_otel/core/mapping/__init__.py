@@ -55,6 +55,31 @@ _DIALECTS: tuple[_Dialect, ...] = (
 )
 
 
+# Every span that a dialect takes has one of these keys; most spans have none and need not be looked at.
+_SIGNS = frozenset(
+    {
+        "gen_ai.completion.0.content",
+        "gen_ai.completion.0.role",
+        "gen_ai.operation.name",
+        "gen_ai.prompt.0.content",
+        "gen_ai.prompt.0.role",
+        "gen_ai.request.model",
+        "gen_ai.response.model",
+        "gen_ai.system",
+        "gen_ai.tool.name",
+        "http.method",
+        "http.request.method",
+        "http.request.method_original",
+        "langfuse.observation.type",
+        "llm.request.type",
+        "mcp.method.name",
+        "openinference.span.kind",
+        "request_data",
+        "traceloop.span.kind",
+    }
+)
+
+
 def is_reference(record: SpanRecord) -> bool:
     """Whether the span only points at a call that our boundaries recorded (`sftrace.event.id`)."""
     return "sftrace.event.id" in record.attributes
@@ -67,7 +92,7 @@ def map_span(record: SpanRecord) -> MappedCall | None:
 
 def map_content(record: SpanRecord) -> MappedCall | None:
     """As `map_span`, also for a span that refers to a recorded call: what the span itself says of it."""
-    if is_pending(record.attributes):
+    if _SIGNS.isdisjoint(record.attributes) or is_pending(record.attributes):
         return None
     attributes = Attributes(record.attributes)
     for dialect in _DIALECTS:
