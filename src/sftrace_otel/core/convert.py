@@ -340,6 +340,8 @@ class Converter:
 def restore(value: Json, tags: Mapping[str, str]) -> object:
     """The Python value that `value` is the form of, as far as `tags` say; what they cannot say stays JSON.
 
+    It is a fresh copy throughout: a replayed program may change what it is given without changing the recording.
+
     Args:
         value: JSON, as `Converter.convert` or `prepare` gave it. It is not changed.
         tags: JSON Pointer to tag. Tags that are unknown, point nowhere, or do not fit the value are passed over.
@@ -351,16 +353,18 @@ def restore(value: Json, tags: Mapping[str, str]) -> object:
             for part in pointer.split("/")[1:]:
                 node = node.setdefault(f"/{part.replace('~1', '/').replace('~0', '~')}", {})
             node["tag"] = tag
-    return _restored(value, tree) if tree else value
+    return _restored(value, tree)
+
+
+_NO_TAGS: dict[str, Any] = {}
 
 
 def _restored(value: Json, tree: dict[str, Any]) -> object:
     form: Any = value
-    below = {key[1:]: node for key, node in tree.items() if key != "tag"}
-    if below and isinstance(value, dict):
-        form = {key: _restored(item, below[key]) if key in below else item for key, item in value.items()}
-    elif below and isinstance(value, list):
-        form = [_restored(item, below[str(i)]) if str(i) in below else item for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        form = {key: _restored(item, tree.get(f"/{key}", _NO_TAGS)) for key, item in value.items()}
+    elif isinstance(value, list):
+        form = [_restored(item, tree.get(f"/{place}", _NO_TAGS) if tree else tree) for place, item in enumerate(value)]
     try:
         return _BACK[tree["tag"]](form) if "tag" in tree else form
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError):

@@ -5,19 +5,23 @@
 converted (`convert` lists the forms), then redacted, then cut where it is too large, in this order, so that neither a
 cut nor a conversion can hide a secret from the rules.
 
-Decision: the digest is over the redacted canonical bytes, as the `.sftrace` format asks. Rejected: a digest over the
-original, which would let a guessed secret be tested.
+Decision: the digest is over the redacted canonical bytes, as the `.sftrace` format asks; the stored text keeps the
+program's key order, since a replayed object often goes into the next prompt. Rejected: a digest over the original,
+which would let a guessed secret be tested, and storing the sorted text, which would change replayed prompts.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
+import orjson
 
 from sftrace_otel.core.convert import LOSSY, Converter, restore
 from sftrace_otel.core.redact import MARK, Finding, RedactionPolicy
+from sftrace_otel.core.redact.policy import Look
 from sftrace_otel.errors import CanonicalizationError
 from sftrace_otel.formats import Json, canonical
 
@@ -35,12 +39,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         value: The redacted JSON value. Where the given value was clean plain JSON it is that very object: read it
             before the program goes on, or take `data`.
-        data: Its canonical bytes in the profile `stepfork-json-v0.1`.
-        digest: SHA-256 of `data`, 64 hex digits.
+        data: Its JSON text in UTF-8, keys in the order that the program gave them (a replayed object often goes into
+            the next prompt).
+        digest: SHA-256 over its canonical bytes in the profile `stepfork-json-v0.1`, 64 hex digits.
         findings: What was redacted, with JSON Pointers into `value`.
         tags: JSON Pointer into `value` to the tag of a value that was no JSON; `restore` reads them.
         truncated: Whether anything was dropped because of its size.
-        size: Bytes that `data` would have had without the cut, as far as known.
+        size: Canonical bytes that there would have been without the cut, as far as known.
     """
 
     value: Json
@@ -67,19 +72,32 @@ def prepare(
         serializer: The user's hook for objects without a form of their own; see `Converter`.
         max_bytes: Canonical bytes beyond which texts and containers are cut and marked.
     """
-    if policy.is_clean(value):
-        try:
-            data = canonical.dumps(value)  # type: ignore[arg-type]  # is_clean has looked
-        except CanonicalizationError:
-            pass
-        else:
-            if len(data) <= max_bytes:
-                digest = hashlib.sha256(data).hexdigest()
-                return Prepared(value=value, data=data, digest=digest, size=len(data))  # type: ignore[arg-type]
+    look = policy.look(value)
+    if look is not Look.SUSPICIOUS:
+        canon = _plain_bytes(value, look)
+        if canon is not None and len(canon) <= max_bytes:
+            digest = hashlib.sha256(canon).hexdigest()
+            return Prepared(value=value, data=_text(value), digest=digest, size=len(canon))  # type: ignore[arg-type]
     try:
         return _prepare_slowly(value, policy, serializer, max_bytes)
     except Exception:
         return _finished(_STAND_IN, canonical.dumps(_STAND_IN), (), {"": LOSSY}, True, 0)
+
+
+def _plain_bytes(value: Any, look: Look) -> bytes | None:
+    """Canonical bytes of a clean value; None where it has none after all.
+
+    Without floats orjson's bytes are canonical (`canonical`, "Decision"), and the policy has seen every type.
+    """
+    try:
+        if look is Look.CLEAN_WITHOUT_FLOATS:
+            return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        pass
+    try:
+        return canonical.dumps(value)
+    except CanonicalizationError:
+        return None
 
 
 def _prepare_slowly(
@@ -101,10 +119,20 @@ def _prepare_slowly(
 
 
 def _finished(
-    value: Json, data: bytes, findings: tuple[Finding, ...], tags: dict[str, str], truncated: bool, size: int
+    value: Json, canon: bytes, findings: tuple[Finding, ...], tags: dict[str, str], truncated: bool, size: int
 ) -> Prepared:
-    digest = hashlib.sha256(data).hexdigest()
-    return Prepared(value=value, data=data, digest=digest, findings=findings, tags=tags, truncated=truncated, size=size)
+    digest = hashlib.sha256(canon).hexdigest()
+    return Prepared(
+        value=value, data=_text(value), digest=digest, findings=findings, tags=tags, truncated=truncated, size=size
+    )
+
+
+def _text(value: Any) -> bytes:
+    """JSON text with the keys in their order; ints beyond 64 bits whole."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return msgspec.json.encode(value)
 
 
 _NOWHERE = object()

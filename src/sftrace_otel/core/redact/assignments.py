@@ -20,7 +20,7 @@ from sftrace_otel.core.redact.names import Sensitivity
 NameRule = Callable[[str], Sensitivity]
 Span = tuple[int, int]
 
-WORDS = ("pass", "pwd", "secret", "token", "key", "auth", "cookie", "cred", "signature", "jwt", "bearer")
+WORDS = ("pass", "pwd", "secret", "token", "key", "auth", "cookie", "cred", "signature", "jwt")
 """Lower-case texts, one of which stands in every sensitive name that is looked for in texts."""
 
 _NAME_REACH = 64

@@ -58,6 +58,22 @@ def parse(text: str) -> tuple[Json, Place] | None:
     return value, place
 
 
+def loads(text: str) -> Json:
+    """The value of a JSON array or object; None where it is not JSON or repeats a key. Faster than `parse`."""
+    try:
+        value: Json = json.loads(text, object_pairs_hook=_members)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _members(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError
+    return members
+
+
 def rewritten(text: str, place: Place, old: Json, new: Json) -> str:
     """`text` with the parts of `old` that differ in `new` replaced where they stand."""
     pieces: list[str] = []

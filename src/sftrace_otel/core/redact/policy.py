@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from sftrace_otel.core.redact import assignments, documents, jsontext
@@ -23,12 +24,14 @@ from sftrace_otel.core.redact.known import KnownValues, of_environment
 from sftrace_otel.core.redact.names import REFERENCE_NAMES, Sensitivity, normalise, sensitivity
 from sftrace_otel.core.redact.texts import SHORTEST_SECRET, TextRules, looks_like_json
 from sftrace_otel.core.redact.walk import (
+    LONGEST_NAME,
     VALUE_KEYS,
     Finding,
     Walk,
     hides,
     is_secret_argument,
     is_secret_pair,
+    may_be_name,
     secret_pair,
 )
 from sftrace_otel.formats import Json
@@ -45,10 +48,20 @@ _ROUNDS = 6
 _NESTED_TEXTS = 5
 _MANY_CONTAINERS = 50_000
 _MANY_NAMES = 8192
-_LONGEST_NAME = 200
 _REMEMBERED_CHARS = 4_000_000
 _REMEMBERED_TEXT = 262_144
-_SCALARS = frozenset({int, float, bool, type(None)})
+_SCALARS = frozenset({int, bool, type(None)})
+
+
+class Look(Enum):
+    """What a first look at a value says."""
+
+    SUSPICIOUS = 0
+    """Not plain JSON, or perhaps not without secrets: look closer."""
+    CLEAN = 1
+    """Plain JSON without secrets."""
+    CLEAN_WITHOUT_FLOATS = 2
+    """The same of texts, ints, booleans and null alone."""
 
 
 def _any_of(values: Iterable[str]) -> re.Pattern[str] | None:
@@ -79,7 +92,6 @@ class RedactionPolicy:
         self._kinds: dict[str, Sensitivity] = {}
         self._plain_names: set[str] = set()
         self._clean: set[str] = set()
-        self._clean_before: set[str] = set()
         self._clean_chars = 0
 
     @classmethod
@@ -160,7 +172,7 @@ class RedactionPolicy:
         kind = self._kinds.get(name)
         if kind is None:
             kind = self._classify(name)
-            if len(name) <= _LONGEST_NAME:
+            if len(name) <= LONGEST_NAME:
                 if len(self._kinds) >= _MANY_NAMES:
                     self._kinds.clear()
                 self._kinds[name] = kind
@@ -189,46 +201,50 @@ class RedactionPolicy:
         return self.hide(text, 0)[0] != text
 
     def is_clean(self, value: object) -> bool:
-        """Whether `value` is plain JSON of exact builtin types, at most 100 levels deep, and certainly without secrets.
+        """Whether `look` finds nothing."""
+        return self.look(value) is not Look.SUSPICIOUS
 
-        Only what nobody could mistake is looked at, at memory speed; False means: look closer. Floats that are not
-        finite, lone surrogates and huge ints are not looked for.
+    def look(self, value: object) -> Look:
+        """A first look at `value`: is it plain JSON, at most 100 levels deep, and certainly without secrets?
+
+        Only what nobody could mistake is looked at, at memory speed. Lone surrogates, huge ints and floats that are not
+        finite are not looked for.
         """
         fresh: list[str] = []
+        clean, plain = self._clean, self._plain_names
         level: list[Any] = [[value]]
         containers = 0
+        floats = False
         for _ in range(MAX_PLAIN_DEPTH + 1):
             below: list[Any] = []
             for container in level:
-                if not self._take(container, below, fresh):
-                    return False
+                known = len(fresh)
+                if type(container) is list:
+                    items = container
+                elif plain.issuperset(container) or self._has_plain_names(container):
+                    items = container.values()
+                else:
+                    return Look.SUSPICIOUS
+                for item in items:
+                    kind = type(item)
+                    if kind is str:
+                        if item not in clean:
+                            fresh.append(item)
+                    elif kind is dict or kind is list:
+                        below.append(item)
+                    elif kind is float:
+                        floats = True
+                    elif kind not in _SCALARS:
+                        return Look.SUSPICIOUS
+                if len(fresh) > known and items is container and self._has_named_items(container):
+                    return Look.SUSPICIOUS
             containers += len(below)
             if not below or containers > _MANY_CONTAINERS:
                 break
             level = below
-        return not below and self._are_clean(fresh)
-
-    def _take(self, container: Any, below: list[Any], fresh: list[str]) -> bool:
-        """Sort the items of one container into containers and unknown texts; False where one may hold a secret."""
-        if type(container) is dict:
-            if not self._plain_names.issuperset(container) and not self._has_plain_names(container):
-                return False
-            items = container.values()
-        else:
-            items = container
-            if self._has_named_items(container):
-                return False
-        clean, before = self._clean, self._clean_before
-        for item in items:
-            kind = type(item)
-            if kind is str:
-                if len(item) >= SHORTEST_SECRET and item not in clean and item not in before:
-                    fresh.append(item)
-            elif kind is dict or kind is list:
-                below.append(item)
-            elif kind not in _SCALARS:
-                return False
-        return True
+        if below or not self._are_clean(fresh):
+            return Look.SUSPICIOUS
+        return Look.CLEAN if floats else Look.CLEAN_WITHOUT_FLOATS
 
     def _has_plain_names(self, members: dict[Any, Any]) -> bool:
         """Whether no key of `members` hides its value, changes what is done below it, or holds a secret itself."""
@@ -247,7 +263,7 @@ class RedactionPolicy:
                     return False
             elif self.hide(key, 0)[0] != key:
                 return False
-            elif len(key) <= _LONGEST_NAME and len(self._plain_names) < _MANY_NAMES:
+            elif len(key) <= LONGEST_NAME and len(self._plain_names) < _MANY_NAMES:
                 self._plain_names.add(key)
         return True
 
@@ -263,26 +279,33 @@ class RedactionPolicy:
     def _are_clean(self, texts: list[str]) -> bool:
         if not texts:
             return True
-        if self._texts.suspicious(texts):
+        longer = [text for text in texts if len(text) >= SHORTEST_SECRET]
+        if longer and self._texts.suspicious(longer):
             return False
         self._remember(texts)
         return True
 
-    def _remember(self, texts: Sequence[str]) -> None:
-        """Keep `texts` as known to be clean. Two generations: the older is forgotten when the younger is full."""
+    def _remember(self, texts: Iterable[str]) -> None:
+        """Keep `texts` as known to be clean wherever they stand; so those that may name the item after them are not."""
         for text in texts:
-            if len(text) <= _REMEMBERED_TEXT:
+            if len(text) <= _REMEMBERED_TEXT and not self._may_name(text):
                 self._clean.add(text)
                 self._clean_chars += len(text) + 64
         if self._clean_chars > _REMEMBERED_CHARS:
-            self._clean_before, self._clean, self._clean_chars = self._clean, set(), 0
+            self._clean.clear()
+            self._clean_chars = 0
+
+    def _may_name(self, text: str) -> bool:
+        if text.startswith("-"):
+            return True
+        return len(text) <= LONGEST_NAME and may_be_name(text) and bool(self.sensitivity(text))
 
     def hide(self, text: str, nesting: int) -> tuple[str, Sequence[str]]:
         """`text` without secrets and the reasons, each once; `nesting` counts the JSON texts around it.
 
         For callers outside the policy there are `redact_text` and `redact`.
         """
-        if len(text) < SHORTEST_SECRET or text in self._clean or text in self._clean_before:
+        if len(text) < SHORTEST_SECRET or text in self._clean:
             return text, ()
         if not self._texts.suspicious((text,)):
             self._remember((text,))
@@ -304,6 +327,10 @@ class RedactionPolicy:
 
     def _hide_once(self, text: str, nesting: int) -> tuple[str, list[str]]:
         if nesting < _NESTED_TEXTS and looks_like_json(text):
+            value = jsontext.loads(text)
+            if value is not None and self.is_clean(value):
+                hidden, names = self._texts.hide_by_reference(text)
+                return hidden, self._reasons(names)
             read = jsontext.parse(text)
             if read is not None:
                 return self._hide_in_json(text, read[0], read[1], nesting)

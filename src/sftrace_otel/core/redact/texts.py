@@ -38,7 +38,6 @@ from sftrace_otel.core.redact.names import Sensitivity
 SHORTEST_SECRET = 8
 """Characters: a text that is shorter holds nothing that a rule could find."""
 
-_REACH = 80
 _RUN_CHARS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 _TO_RUNS = bytes(byte in _RUN_CHARS for byte in range(256))
 _TO_BASE64 = bytes(byte in _RUN_CHARS + b"+/" for byte in range(256))
@@ -47,6 +46,9 @@ _BASE64_RUN = b"\1" * 24
 _SCHEMES = re.compile(rb"b(?:earer|asic)[\s\x1c-\x1f%+\\\xc2\xe1\xe2\xe3]")
 _JSON_STARTS = ("{", "[", " ", "\n", "\r", "\t")
 _JSON_ENDS = ("}", "]", " ", "\n", "\r", "\t")
+_SK = re.compile(rb"k-(?<=sk-)")
+_NAME_BEFORE = re.compile(rb""":[\s\]"'`\\]{0,18}([a-z0-9_.-]{2,64})""")
+_NAME_BEHIND = re.compile(rb"--([a-z0-9_-]{2,64})")
 _GITHUB = re.compile(rb"gh(?:[pousr]_|ithub_pat_)")
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{24,}={0,2}")
 
@@ -70,7 +72,6 @@ class TextRules:
     ) -> None:
         self._sensitivity = sensitivity
         self._words = words
-        self._word_bytes = tuple(word.encode() for word in words)
         self._known = known
         self._custom = tuple(custom)
         self._custom_rules = tuple(rule for _, rule in self._custom)
@@ -112,29 +113,24 @@ class TextRules:
     def _fired(self, text: str, json: bool) -> list[Rule]:
         """The rules that may change `text`, in order. With `json`, a sensitive name in quotes is enough."""
         data = text.encode("utf-8", "surrogatepass")
+        low = data.lower()
         runs = _runs(data)
+        words = self._named(low, json)
         fired: list[Rule] = []
         last: list[Rule] = []
-        if self._known.occur(data, runs):
+        if self._known.count and self._known.occur(data, runs):
             fired.append(self._known_rule)
         dash = b"-" in data
         if dash and b"-----BEGIN" in data:
             fired.append(PEM)
         if b"@" in data and b"://" in data:
             fired.append(USERINFO)
-        low = data.lower()
-        named = self._named(low, json)
-        if (
-            named
-            and b"=" in data
-            and (b"?" in data or b"&" in data or b";" in data)
-            and self._query.apply(text) != text
-        ):
+        if b"=" in data and self._has_secret_parameter(text, low, words):
             fired.append(self._query)
         if _SCHEMES.search(low):
             fired += (BEARER, BASIC)
             last += REFERENCE[:2]
-        if dash and b"sk-" in data:
+        if dash and _SK.search(data):
             fired.append(SK_KEY)
             last.append(REFERENCE[2])
         if b"_" in data and _GITHUB.search(data):
@@ -142,9 +138,9 @@ class TextRules:
             last += REFERENCE[3:]
         if runs:
             fired += self._fired_by_runs(data, runs)
-        if named and self._assigns(text, low, json):
+        if words and self._assigns(text, low, words, json):
             fired.append(self._assigned)
-        return fired + last
+        return fired + last if last else fired
 
     def _fired_by_runs(self, data: bytes, runs: bytes) -> Iterable[Rule]:
         if b"eyJ" in runs:
@@ -155,16 +151,21 @@ class TextRules:
         if any(map(self._is_base64_of_secret, _runs_of(data, _TO_BASE64, _BASE64_RUN))):
             yield self._base64
 
-    def _named(self, low: bytes, json: bool) -> bool:
-        """Whether a word that sensitive names contain stands where a name stands."""
-        near = low if json else _near_operators(low)
-        return bool(near) and any(word in near for word in self._word_bytes)
+    def _named(self, low: bytes, json: bool) -> tuple[str, ...]:
+        """The words of sensitive names that stand where names stand; in JSON, anywhere."""
+        near = low if json else _names(low)
+        return tuple(word for word in self._words if word.encode() in near) if near else ()
 
-    def _assigns(self, text: str, low: bytes, json: bool) -> bool:
+    def _has_secret_parameter(self, text: str, low: bytes, words: tuple[str, ...]) -> bool:
+        if b"?" not in low and b"&" not in low and b";" not in low:
+            return False
+        return bool(words or b"sig=" in low or b"sessionid=" in low) and self._query.apply(text) != text
+
+    def _assigns(self, text: str, low: bytes, words: tuple[str, ...], json: bool) -> bool:
         lowered = low.decode("utf-8", "surrogatepass")
         if json:
-            return assignments.mentions(text, lowered, self._words, self._sensitivity)
-        return next(assignments.find(text, lowered, self._words, self._sensitivity), None) is not None
+            return assignments.mentions(text, lowered, words, self._sensitivity)
+        return next(assignments.find(text, lowered, words, self._sensitivity), None) is not None
 
     def _hide_assigned(self, text: str) -> str:
         lowered = text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
@@ -212,6 +213,8 @@ def looks_like_json(text: str) -> bool:
 
 def _runs(data: bytes) -> bytes:
     """The runs of 15 and more letters, digits, `_` and `-` in `data`, a line each; empty where there is none."""
+    if len(data) < len(_RUN) or _RUN not in data.translate(_TO_RUNS):
+        return b""
     return b"\n".join(_runs_of(data, _TO_RUNS, _RUN))
 
 
@@ -228,11 +231,11 @@ def _runs_of(data: bytes, table: bytes, least: bytes) -> list[bytes]:
     return runs
 
 
-def _near_operators(low: bytes) -> bytes:
-    """What stands before each `=` and `:` and behind each `--`, as far as a name reaches."""
-    near = []
+def _names(low: bytes) -> bytes:
+    """The names before each `=` and `:` and behind each `--` in `low`, read forwards."""
+    names: list[bytes] = []
     if b"=" in low or b":" in low:
-        near = [part[-_REACH:] for part in low.replace(b"=", b":").split(b":")[:-1]]
+        names = _NAME_BEFORE.findall(low.replace(b"=", b":")[::-1])
     if b"--" in low:
-        near += [part[:_REACH] for part in low.split(b"--")[1:]]
-    return b"\n".join(near)
+        names += [name[::-1] for name in _NAME_BEHIND.findall(low)]
+    return b"\n".join(names)[::-1] if names else b""

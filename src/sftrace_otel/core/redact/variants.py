@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from sftrace_otel.core.redact import jsontext
 from sftrace_otel.core.redact.credentials import MARK, REFERENCE
 from sftrace_otel.core.redact.names import REFERENCE_NAMES, Sensitivity, normalise
-from sftrace_otel.core.redact.policy import CREDENTIAL_PATTERN, RedactionPolicy
+from sftrace_otel.core.redact.policy import CREDENTIAL_PATTERN, Look, RedactionPolicy
 from sftrace_otel.core.redact.walk import SENSITIVE_KEY, Finding
 from sftrace_otel.formats import Json
 
@@ -77,8 +77,9 @@ class StrictestPolicy(RedactionPolicy):
     def __init__(self) -> None:
         super().__init__(policy_id="strictest")
 
-    def is_clean(self, value: object) -> bool:
-        return value is None or isinstance(value, bool)
+    def look(self, value: object) -> Look:
+        plain = value is None or isinstance(value, bool)
+        return Look.CLEAN_WITHOUT_FLOATS if plain else Look.SUSPICIOUS
 
     def redact(self, value: Json) -> tuple[Json, tuple[Finding, ...]]:
         findings: list[Finding] = []

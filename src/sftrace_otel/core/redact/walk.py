@@ -27,6 +27,9 @@ TOO_DEEP = "too_deep"
 MAX_DEPTH = 300
 """Containers inside containers that are looked into; what is deeper is replaced."""
 
+LONGEST_NAME = 200
+"""Characters of the longest text that is taken for a name."""
+
 NAME_KEYS = ("name", "key", "header", "field", "param", "parameter", "variable", "var", "env")
 VALUE_KEYS = frozenset({"value", "val", "default"})
 _SCHEMA_VALUES = frozenset({"default", "const", "example", "examples", "enum"})
@@ -101,7 +104,7 @@ def secret_pair(rules: Rules, members: dict[str, Json]) -> str | None:
     item = members[value_key]
     for key in NAME_KEYS:
         name = members.get(key)
-        if isinstance(name, str) and len(name) <= 200:
+        if isinstance(name, str) and len(name) <= LONGEST_NAME:
             kind = rules.sensitivity(name)
             if kind:
                 kind = min(kind, Sensitivity.ANY)
@@ -224,14 +227,19 @@ def is_secret_pair(rules: Rules, items: list[Json]) -> bool:
     if len(items) != 2:
         return False
     name, value = items
-    if not isinstance(name, str) or not isinstance(value, str) or value in ("", MARK) or len(name) > 200:
+    if not isinstance(name, str) or not isinstance(value, str) or value in ("", MARK) or not may_be_name(name):
         return False
     return bool(rules.sensitivity(name)) and not value.isidentifier() and not rules.is_allowed(value)
 
 
+def may_be_name(text: str) -> bool:
+    """Whether `text` is short and of one word, as the names of headers and variables are."""
+    return len(text) <= LONGEST_NAME and " " not in text
+
+
 def is_secret_argument(rules: Rules, option: Json, argument: Json) -> bool:
     """Whether `argument` follows a command line option that names it a secret, or is curl's `-u user:password`."""
-    if not isinstance(option, str) or not isinstance(argument, str) or len(option) > 200:
+    if not isinstance(option, str) or not isinstance(argument, str) or len(option) > LONGEST_NAME:
         return False
     if argument in ("", MARK) or argument.startswith("-") or not option.startswith("-"):
         return False
