@@ -31,6 +31,7 @@ VERBS = {
     "inspect": "show what happened in a run, and what was lost or redacted",
     "replay": "run the program again, offline, every answer from the bundle, and compare",
     "fork": "write a new bundle up to a step, outputs changed where asked",
+    "recover": "make bundles of what killed processes left",
     "doctor": "say what is installed, what would be recorded and where, and what cannot be",
 }
 _PATH = "PATH is a bundle, a trace id, a run id, or 'latest'. 'sftrace VERB --help' tells more about one verb."
