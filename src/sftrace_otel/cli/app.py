@@ -26,8 +26,8 @@ __all__ = ["main"]
 VERBS = {
     "record": "run a Python command under OpenTelemetry auto-instrumentation and record it",
     "ls": "list recorded bundles, newest first",
-    "validate": "check a bundle's structure and hashes",
-    "verify": "the same as validate --verify-integrity: file checksums too",
+    "validate": "check a bundle's structure; with --verify-integrity its payload hashes and file checksums too",
+    "verify": "the same as validate --verify-integrity",
     "inspect": "show what happened in a run, and what was lost or redacted",
     "replay": "run the program again, offline, every answer from the bundle, and compare",
     "fork": "write a new bundle up to a step, outputs changed where asked",
