@@ -16,8 +16,9 @@ import wrapt
 from opentelemetry.instrumentation.distro import BaseDistro
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 from opentelemetry.sdk._configuration import _initialize_components, _OTelSDKConfigurator
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
-from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 
 import sftrace_otel.environment_variables as variables
 from sftrace_otel.otel import distro
@@ -225,6 +226,10 @@ class Plain(_OTelSDKConfigurator):
     """As opentelemetry-distro's: nothing of its own."""
 
 
+class TheirIds(RandomIdGenerator):
+    """An id generator of the user's."""
+
+
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
@@ -242,27 +247,35 @@ def test_a_vendors_configurator_is_run_instead(
 
 
 @pytest.mark.parametrize("others", [[], [FakePoint("configurator", Plain)]])
-def test_otherwise_the_sdks_own_with_our_ids(
+def test_otherwise_the_sdks_own(
     monkeypatch: pytest.MonkeyPatch, configured: list[dict[str, Any]], others: list[FakePoint]
 ) -> None:
     monkeypatch.setattr(distro, "entry_points", lambda **kwargs: others)
     distro.SftraceConfigurator().configure(auto_instrumentation_version="1")
-    [keywords] = configured
-    assert keywords["auto_instrumentation_version"] == "1"
-    assert isinstance(keywords["id_generator"], SftraceIdGenerator)
+    monkeypatch.setenv("OTEL_CONFIG_FILE", "x.yaml")
+    distro.SftraceConfigurator().configure(auto_instrumentation_version="1")
+    assert configured == [{"auto_instrumentation_version": "1"}, {}]
 
 
 @pytest.mark.parametrize(
-    "environ", [{"OTEL_PYTHON_ID_GENERATOR": "random"}, {"OTEL_CONFIG_FILE": "x.yaml"}, {"OTEL_SDK_DISABLED": "true"}]
+    ("generator", "environ", "expected"),
+    [
+        (RandomIdGenerator(), {}, SftraceIdGenerator),
+        (RandomIdGenerator(), {"OTEL_PYTHON_ID_GENERATOR": "random"}, RandomIdGenerator),
+        (TheirIds(), {}, TheirIds),
+    ],
 )
-def test_ids_are_the_users_choice(
-    monkeypatch: pytest.MonkeyPatch, configured: list[dict[str, Any]], environ: dict[str, str]
+def test_ids_are_ours_unless_the_user_chose(
+    monkeypatch: pytest.MonkeyPatch, generator: IdGenerator, environ: dict[str, str], expected: type
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(distro, "entry_points", lambda **kwargs: [])
-    distro.SftraceConfigurator().configure()
-    assert "id_generator" not in configured[0]
+    provider = TracerProvider(id_generator=generator, shutdown_on_exit=False)
+    tracer = provider.get_tracer("made before")
+    monkeypatch.setattr(distro.trace, "get_tracer_provider", lambda: provider)
+    distro._own_ids()
+    assert type(provider.id_generator) is expected
+    assert type(tracer.id_generator) is expected  # type: ignore[attr-defined]
 
 
 def test_the_loaders_untrue_warning_is_silenced_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -271,10 +284,13 @@ def test_the_loaders_untrue_warning_is_silenced_and_others_are_not(caplog: pytes
     try:
         distro._silence_not_loaded()
         logger.warning("Configuration of %s not loaded, %s already loaded", "configurator", "sftrace")
+        logger.warning("Configuration of %s not loaded, %s already loaded", "sftrace", "configurator")
+        logger.warning("Configuration of %s not loaded, %s already loaded", "b", "a")
         logger.warning("Configuration of %s not loaded because %s is set by %s", "a", "b", "c")
     finally:
         logger.filters[:] = before
-    assert caplog.messages == ["Configuration of a not loaded because b is set by c"]
+    assert caplog.messages[0] == "Configuration of b not loaded, a already loaded"
+    assert caplog.messages[1:] == ["Configuration of a not loaded because b is set by c"]
 
 
 # --- instrumentors that wait ------------------------------------------------------------------------------------------

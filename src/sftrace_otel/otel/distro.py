@@ -30,8 +30,11 @@ from typing import Any, ClassVar
 import wrapt
 from opentelemetry import trace
 from opentelemetry.instrumentation.distro import BaseDistro  # type: ignore[attr-defined]
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.util._importlib_metadata import entry_points
 
+from sftrace_otel.otel.ids import SftraceIdGenerator
 from sftrace_otel.otel.instrumentors import HttpInstrumentor
 from sftrace_otel.otel.opening import read_settings, sdk_disabled
 from sftrace_otel.otel.provider import attach, watch
@@ -76,6 +79,7 @@ class SftraceDistro(BaseDistro):  # type: ignore[misc]
         self.other = _other_distro()
 
     def _configure(self, **kwargs: Any) -> None:
+        _silence_not_loaded()
         if self.other is None:
             return
         chosen = {name for name in os.environ if name.startswith("OTEL_")}
@@ -150,6 +154,16 @@ def _other_distro() -> Any:
     return None
 
 
+def _silence_not_loaded() -> None:
+    """The loader warns of a configurator that it did not take; ours has nothing to do that `pre_instrument` does not."""
+
+    def of_others(record: logging.LogRecord) -> bool:
+        not_loaded = str(record.msg).startswith("Configuration of %s not loaded, %s already loaded")
+        return not (not_loaded and isinstance(record.args, tuple) and _OURS in record.args)
+
+    logging.getLogger("opentelemetry.instrumentation.auto_instrumentation._load").addFilter(of_others)
+
+
 def _http_boundary_first() -> None:
     # Wrappers nest in the order of their hooks: ours must be the inner one, to see the span of the standard one.
     if "sftrace_http" not in _disabled_instrumentations():
@@ -199,29 +213,15 @@ class _Deferred:
 
 
 class SftraceConfigurator(_OTelSDKConfigurator or object):  # type: ignore[misc]
-    """Sets the SDK up as the other configurator that is installed does, else as the SDK's own; with our ids."""
+    """Sets the SDK up as the other configurator that is installed does, else as the SDK's own."""
 
     def configure(self, **kwargs: Any) -> None:
         """Configure the SDK. Raises what the configurator that does the work raises."""
         other = _other_configurator()
-        if other is not None:
-            _silence_not_loaded()
-            if _has_own_way(type(other)):
-                other.configure(**kwargs)
-                return
-        if _OTelSDKConfigurator is not None:
-            self._configure(**_with_ids(kwargs, os.environ))
-
-
-def _with_ids(keywords: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    # A configuration file overrides all keywords, and the SDK warns of each.
-    if environ.get("OTEL_CONFIG_FILE"):
-        return {}
-    if environ.get("OTEL_PYTHON_ID_GENERATOR") or "id_generator" in keywords or recording_off(environ):
-        return keywords
-    from sftrace_otel.otel.ids import SftraceIdGenerator
-
-    return {**keywords, "id_generator": SftraceIdGenerator()}
+        if other is not None and _has_own_way(type(other)):
+            other.configure(**kwargs)
+        elif _OTelSDKConfigurator is not None:
+            self._configure(**({} if os.environ.get("OTEL_CONFIG_FILE") else kwargs))
 
 
 def _other_configurator() -> Any:
@@ -237,15 +237,6 @@ def _has_own_way(kind: type) -> bool:
     return base is None or not issubclass(kind, base) or kind._configure is not base._configure
 
 
-def _silence_not_loaded() -> None:
-    """The loader warns of each configurator that it did not take; we ran it, so that would be untrue."""
-
-    def untrue(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("Configuration of %s not loaded, %s already loaded")
-
-    logging.getLogger("opentelemetry.instrumentation.auto_instrumentation._load").addFilter(untrue)
-
-
 # --- the hook ---------------------------------------------------------------------------------------------------------
 
 
@@ -256,27 +247,29 @@ def pre_instrument() -> None:
         if settings is None:
             return
         if settings.replay:
+            _own_ids()
             _replay(settings)
         elif recording_off(os.environ) is None:
-            _record()
+            if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+                trace.set_tracer_provider(TracerProvider())  # no configurator ran, and spans need a provider
+            _own_ids()
+            attach()
+            watch()
     except Exception as error:
         _log.error("sftrace: this process is not recorded (%s)", type(error).__name__)
 
 
-def _record() -> None:
-    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        _set_up_provider()
-    attach()
-    watch()
-
-
-def _set_up_provider() -> None:
-    """No configurator ran: spans still need a provider. Variables of the SDK hold; no exporter is set up."""
-    from opentelemetry.sdk.trace import TracerProvider
-
-    from sftrace_otel.otel.ids import SftraceIdGenerator
-
-    trace.set_tracer_provider(TracerProvider(id_generator=SftraceIdGenerator()))
+def _own_ids() -> None:
+    """Ids that leave the program's `random` alone, for the provider that is there, unless a generator was chosen."""
+    provider = trace.get_tracer_provider()
+    if (
+        os.environ.get("OTEL_PYTHON_ID_GENERATOR")
+        or type(getattr(provider, "id_generator", None)) is not RandomIdGenerator
+    ):
+        return
+    provider.id_generator = ids = SftraceIdGenerator()  # type: ignore[attr-defined]
+    for tracer in list(getattr(provider, "_tracers", {}).values()):
+        tracer.id_generator = ids
 
 
 def _replay(settings: Settings) -> None:
