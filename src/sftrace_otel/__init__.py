@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sftrace_otel.instrumentation.api import (
         RecordingSession,
         allm_request,
+        keep,
         llm_request,
         record,
         record_state_change,
@@ -52,6 +53,7 @@ _WHERE = {
     "Trace": "trace",
     "allm_request": "instrumentation.api",
     "instrument": "otel",
+    "keep": "instrumentation.api",
     "llm_request": "instrumentation.api",
     "record": "instrumentation.api",
     "record_state_change": "instrumentation.api",
@@ -78,6 +80,7 @@ __all__ = [
     "__version__",
     "allm_request",
     "instrument",
+    "keep",
     "llm_request",
     "record",
     "record_state_change",

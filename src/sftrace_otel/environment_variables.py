@@ -34,6 +34,18 @@ OTEL_SFTRACE_CAPTURE = "OTEL_SFTRACE_CAPTURE"
 OTEL_SFTRACE_CONTENT = "OTEL_SFTRACE_CONTENT"
 """`reference` (default) keeps payloads off spans; `span` also puts the redacted payload there."""
 
+OTEL_SFTRACE_KEEP = "OTEL_SFTRACE_KEEP"
+"""Which ended runs stay on disk: `all` (default), `failed` or `flagged`."""
+
+OTEL_SFTRACE_MAX_DISK_MB = "OTEL_SFTRACE_MAX_DISK_MB"
+"""Room for bundles in the folder, in MiB; completed ones go first. Default: 1024."""
+
+OTEL_SFTRACE_MAX_RUN_MB = "OTEL_SFTRACE_MAX_RUN_MB"
+"""A run of this size in MiB closes and another one goes on. Default: 256."""
+
+OTEL_SFTRACE_ON_CLOSE = "OTEL_SFTRACE_ON_CLOSE"
+"""`module:callable`, called with the path of each bundle."""
+
 OTEL_SFTRACE_FSYNC = "OTEL_SFTRACE_FSYNC"
 """`close` (default), `never` or `event`."""
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import itertools
 import logging
+import operator
 import os
 import re
 import secrets
@@ -30,6 +32,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sftrace_otel.bundle.disk import Budget
 from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Journal, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
@@ -225,6 +228,10 @@ class Run:
         self.lock = threading.Lock()
         self.calls = 0
         self.open_calls = 0
+        self.errors = 0
+        self.kept: str | None = None
+        self.explicit = target is not None
+        self.next: Run | None = None
         self.losses: dict[str, int] = {}
         self.trace_ids: dict[str, None] = {}
         self.input: Prepared | None = None
@@ -286,7 +293,15 @@ class Run:
                 self.recorder.no_room(self.target.parent, error)
                 raise NoLongerRecords from error
             self.recorder.announce(self)
+            if self.journal.earlier is not None:
+                left = self.journal.earlier
+                self.recorder.say(f"sftrace: an earlier run did not end; get its bundle with: sftrace recover {left}")
         return self.journal
+
+    @property
+    def full(self) -> bool:
+        """Whether the run has reached MAX_RUN_MB."""
+        return self.journal is not None and self.journal.size >= self.recorder.max_run_bytes
 
     def _start(self) -> Single:
         prepared = self.input
@@ -336,6 +351,9 @@ class Answered:
         return sorted(missing)
 
 
+_telling: ContextVar[bool] = ContextVar("sftrace_telling", default=False)
+"""Whether a hook of the program is being told about a bundle; what it records tells nobody."""
+
 NULL = prepare(None, RedactionPolicy.reference())
 
 
@@ -379,6 +397,10 @@ class Recorder:
         self._reported: set[str] = set()
         self._names: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         self._closing = False
+        self.max_run_bytes = settings.max_run_mb << 20
+        self._budget = Budget(settings.dir.absolute(), settings.max_disk_mb << 20)
+        self._budget_lock = threading.Lock()
+        self._closers: list[threading.Thread] = []
         if "flight" in settings.formats:
             _log.warning("OTEL_SFTRACE_FORMATS: this version does not write .flight yet; recording .sftrace")
 
@@ -436,6 +458,61 @@ class Recorder:
             if len(others) == 1:
                 return others[0]
         return self.process_run()
+
+    def latest(self, run: Run) -> Run:
+        """`run`, or the run that goes on for it since it is full. Full ones are closed once their calls have ended."""
+        while run.next is not None:
+            run = run.next
+        if not run.full or run.closed:
+            return run
+        with self._lock:
+            if run.next is None:
+                run.next = self._continuation(run)
+                if run is self._process:
+                    self._process = run.next
+        self._close_when_idle(run)
+        return run.next
+
+    def _continuation(self, run: Run) -> Run:
+        target = run.target if run.explicit else None
+        number = 2
+        while target is not None and (target == run.target or os.path.lexists(target)):
+            target = run.target.with_name(f"{run.target.stem}-{number}{run.target.suffix}")
+            number += 1
+        following = self.new_run(run.kind, target=target, origin={"continues": run.id})
+        following.agent, following.kept = run.agent, run.kept
+        following.trace_ids = dict(run.trace_ids)
+        return following
+
+    def _close_when_idle(self, run: Run) -> None:
+        """Close a run that another one continues, beside the program, as soon as no call of it is open."""
+        if run.next is None or run.open_calls > 0 or run.closed:
+            return
+        closer = threading.Thread(target=self._close_one, args=(run,), name="sftrace-close")
+        with self._lock:
+            self._closers = [thread for thread in self._closers if thread.is_alive()]
+            self._closers.append(closer)
+        try:
+            closer.start()
+        except RuntimeError:  # the interpreter is going down: no thread begins any more
+            self._closers.remove(closer)
+            self._close_one(run)
+
+    def _locked(self, run: Run) -> Run:
+        """The run that takes what belongs to `run` now, its lock taken."""
+        while True:
+            run = self.latest(run)
+            run.lock.acquire()
+            if not run.closed or run.next is None:
+                return run
+            run.lock.release()
+
+    def keep(self, run: Run, reason: str) -> None:
+        """Keep the bundle of `run`, whatever OTEL_SFTRACE_KEEP says, and note why."""
+        try:
+            self.latest(run).kept = self.policy.redact_text(str(reason))[0]
+        except Exception as error:
+            self.fault("keeping a run", error, run)
 
     def joinable(self) -> Run | None:
         """The open run of the current scope, if it is not the process's."""
@@ -503,9 +580,10 @@ class Recorder:
         try:
             payload = prepared if self.settings.capture == "full" else NULL
             clean, redactions = self._name(name, payload)
-            parent = scope.parent if scope.run is None or scope.run is run else None
             trace = f"{span[0]:032x}" if span and span[0] else None
-            with run.lock:
+            run = self._locked(run)
+            try:
+                parent = scope.parent if scope.run is None or scope.run is run else None
                 if trace is not None and trace not in run.trace_ids:
                     run.trace_ids[trace] = None
                 journal = run.opened()
@@ -536,6 +614,8 @@ class Recorder:
                     )
                 )
                 run.open_calls += 1
+            finally:
+                run.lock.release()
         except Exception as error:
             self.fault("recording a call", error, run)
             return None
@@ -582,6 +662,7 @@ class Recorder:
                     return None
                 moment = at or (run.now(), self.clock())
                 run.open_calls -= 1
+                run.errors += error is not None
                 run.opened().record(
                     End(
                         n=call.n,
@@ -602,6 +683,7 @@ class Recorder:
                         cut=payload.truncated if payload is not None else False,
                     )
                 )
+            self._close_when_idle(run)
             return payload.digest if payload is not None else None
         except Exception as fault:
             self.fault("recording a result", fault, run)
@@ -710,9 +792,12 @@ class Recorder:
     ) -> str | None:  # fmt: skip
         """Journal an event that is no call. `hashes` names the members behind input_hash and output_hash, in order."""
         try:
-            with run.lock:
+            given, run = run, self._locked(run)
+            try:
                 event_id = run.new_id()
                 journal = run.opened()
+                if run is not given:
+                    parent = run.start_id
                 journal.record(
                     Single(
                         id=event_id,
@@ -727,6 +812,8 @@ class Recorder:
                         r=[pair for name, item in members.items() for pair in _found(item, f"/{name}")],
                     )
                 )
+            finally:
+                run.lock.release()
             return event_id
         except Exception as error:
             self.fault("recording an event", error, run)
@@ -880,7 +967,24 @@ class Recorder:
             run.failure = (described["type"], described["message"])
 
     def close_run(self, run: Run, *, failure: tuple[str, str] | None = None) -> Path | None:
-        """End a run and put its bundle in place. A run without a record leaves nothing. Never raises."""
+        """End a run and put its bundle in place; gives its path. Never raises.
+
+        A run without a record leaves nothing, one that OTEL_SFTRACE_KEEP does not want neither. What ends a run ends
+        those that continued it, and its output and failure are theirs.
+        """
+        following = run.next
+        if following is not None:
+            following.output, run.output = following.output or run.output, None
+            following.failure, run.failure = following.failure or run.failure, None
+            self._close_one(run)
+            for closer in list(self._closers):
+                closer.join()
+            path = run.path
+            self.close_run(following, failure=failure)
+            return path
+        return self._close_one(run, failure)
+
+    def _close_one(self, run: Run, failure: tuple[str, str] | None = None) -> Path | None:
         with run.lock:
             if run.closed:
                 return run.path
@@ -891,13 +995,44 @@ class Recorder:
             return None
         try:
             run.failure = failure or run.failure
+            if not self._wanted(run):
+                run.journal.discard()
+                if run.kind == "process":
+                    self.say(f"sftrace: the run completed; nothing is kept (OTEL_SFTRACE_KEEP={self.settings.keep})")
+                return None
             run.path, counts = self._finish(run, run.journal)
         except Exception as error:
             self.fault("writing the bundle", error, run)
             self.say(f"sftrace: the bundle could not be written; what was recorded is in {run.journal.folder}")
             return None
         self._report(run, counts)
+        self._closed(run.path)
         return run.path
+
+    def _wanted(self, run: Run) -> bool:
+        """Whether the bundle of an ended run is kept. One at a path that the program named always is."""
+        keep = self.settings.keep
+        if keep == "all" or run.kept is not None or run.explicit:
+            return True
+        return keep == "failed" and (run.failure is not None or run.errors > 0)
+
+    def _closed(self, path: Path) -> None:
+        """A bundle is in place: make room for it, and tell who wants to know."""
+        try:
+            if path.parent == self._budget.folder:
+                with self._budget_lock:
+                    self._budget.spent(path)
+        except Exception as error:
+            self.fault("making room for bundles", error)
+        if self.settings.on_close and not _telling.get():
+            token = _telling.set(True)
+            try:
+                module, _, name = self.settings.on_close.partition(":")
+                operator.attrgetter(name)(importlib.import_module(module))(path)
+            except Exception as error:
+                self.fault(f"OTEL_SFTRACE_ON_CLOSE={self.settings.on_close}", error)
+            finally:
+                _telling.reset(token)
 
     def _finish(self, run: Run, journal: Journal) -> tuple[Path, Counts]:
         moment = (run.now(), self.clock())
@@ -967,6 +1102,7 @@ class Recorder:
             "policy": self.policy.describe(),
             "settings": self.settings.public(),
             "command": [self.policy.redact_text(word)[0] for word in sys.argv],
+            **({} if run.kept is None else {"kept": run.kept}),
         }
 
     def obstacles(self, run: Run, connections: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -1018,6 +1154,8 @@ class Recorder:
                 hook()
             except Exception as error:
                 self.fault("flushing spans", error)
+        for closer in list(self._closers):
+            closer.join()
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
@@ -1172,6 +1310,8 @@ def _after_fork() -> None:
             if run.journal is not None:
                 run.journal.abandon()
         recorder._runs.clear()
+        recorder._closers.clear()
+        recorder._budget_lock = threading.Lock()
         recorder._live.clear()
         recorder._refs.clear()
         recorder._process = None

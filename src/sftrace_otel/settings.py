@@ -35,6 +35,9 @@ class Settings:
     `dir`: folder for bundles. `agent`: name of the agent, None: from the resource or the script. `formats`: `sftrace`,
     `flight` or both. `scope`: what makes a run (`auto`, `process`, `trace`). `capture`: `full`, `metadata` (no
     payloads) or `off`. `content`: `reference` keeps payloads off spans, `span` also puts the redacted payload there.
+    `keep`: which ended runs stay on disk: `all`, `failed` (the run, its root span, or any call failed), `flagged`
+    (`keep()` was called). `max_disk_mb`: room for bundles in `dir`, in MiB; completed ones go first. `max_run_mb`: a
+    run of this size in MiB closes and another one goes on. `on_close`: `module:callable`, given each bundle's path.
     `fsync`: `never`, `close` or `event`. `max_payload_bytes`: longer payloads are cut and marked. `redaction`: a TOML
     file with rules of one's own. `tools`: `module:callable` patterns traced on import. `quiet`: no lines on stderr.
     `replay`: a bundle to answer from instead of recording. `replay_order`: `causal`, `strict` or `any`.
@@ -48,6 +51,10 @@ class Settings:
     scope: str = "auto"
     capture: str = "full"
     content: str = "reference"
+    keep: str = "all"
+    max_disk_mb: int = 1024
+    max_run_mb: int = 256
+    on_close: str | None = None
     fsync: str = "close"
     max_payload_bytes: int = 16 * 1024 * 1024
     redaction: Path | None = None
@@ -149,6 +156,14 @@ def _path(value: object) -> Path:
     return Path(value).expanduser()
 
 
+def _callable_name(value: object) -> str:
+    text = str(value).strip()
+    module, colon, name = text.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise ValueError("must be module:callable")
+    return text
+
+
 def _text(value: object) -> str:
     text = str(value).strip()
     if not text:
@@ -163,6 +178,10 @@ _READERS: dict[str, Callable[[object], object]] = {
     "scope": _one_of("auto", "process", "trace"),
     "capture": _one_of("full", "metadata", "off"),
     "content": _one_of("reference", "span"),
+    "keep": _one_of("all", "failed", "flagged"),
+    "max_disk_mb": _positive,
+    "max_run_mb": _positive,
+    "on_close": _callable_name,
     "fsync": _one_of("close", "never", "event"),
     "max_payload_bytes": _positive,
     "redaction": _path,

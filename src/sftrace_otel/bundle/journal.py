@@ -104,7 +104,8 @@ class Journal:
         name = hashlib.sha256(data).hexdigest()
         path = self.folder / "blobs" / name[:2] / name[2:4] / name
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in (path.parents[2], path.parents[1], path.parent):
+                folder.mkdir(exist_ok=True, mode=0o700)
             scratch = path.with_suffix(".part")
             file = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:

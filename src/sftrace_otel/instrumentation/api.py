@@ -28,7 +28,8 @@ from sftrace_otel.recorder import Call, Recorder, Run, Scope, current_scope, ent
 from sftrace_otel.settings import Settings
 
 __all__ = [
-    "RecordingSession", "allm_request", "llm_request", "record", "record_state_change", "set_input", "set_output",
+    "RecordingSession", "allm_request", "keep", "llm_request", "record", "record_state_change", "set_input",
+    "set_output",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")
@@ -143,6 +144,11 @@ class RecordingSession:
         elif self._run is not None:
             self._run.output = self._run.recorder.prepare(value, self._serializer)
 
+    def keep(self, reason: str = "") -> None:
+        """Keep this run's bundle whatever OTEL_SFTRACE_KEEP says; `reason` goes into its `run.json`."""
+        if self._run is not None:
+            self._run.recorder.keep(self._run, reason)
+
     def record_state_change(self, *, key: str | None = None, before: Any = None, after: Any = None) -> None:
         """A change of the agent's own state, as a `state_change` event."""
         if self._run is not None:
@@ -218,6 +224,13 @@ def set_output(value: Any) -> None:
     run = _current_run()
     if run is not None:
         run.output = run.recorder.prepare(value)
+
+
+def keep(reason: str = "") -> None:
+    """Keep the bundle of the current run whatever OTEL_SFTRACE_KEEP says; `reason` goes into its `run.json`."""
+    run = _current_run()
+    if run is not None:
+        run.recorder.keep(run, reason)
 
 
 def record_state_change(*, key: str | None = None, before: Any = None, after: Any = None) -> None:
