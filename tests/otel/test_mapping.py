@@ -435,6 +435,18 @@ def test_logfire_request_and_response_data() -> None:
     assert (call.dialect, call.total_tokens) == ("logfire", 3)
 
 
+def test_logfire_of_today_and_its_streams() -> None:
+    began = {**GENAI, "logfire.span_type": "span", "request_data": '{"model":"gpt-5"}'}
+    whole = mapped(began)
+    assert (whole.dialect, request(whole), whole.output) == ("logfire", request(mapped(GENAI)), mapped(GENAI).output)
+    for key in ("gen_ai.output.messages", "gen_ai.usage.input_tokens"):
+        del began[key]
+    assert map_span(span(began)) is None
+    assert mapped(began, status_code="ERROR").error == ("Error", "Error")
+    log = mapped({**GENAI, "logfire.span_type": "log", "request_data": '{"model":"gpt-5"}'}, kind="INTERNAL")
+    assert log.output == whole.output
+
+
 def test_logfire_announcements_are_ignored() -> None:
     assert map_span(span({**GENAI, "logfire.span_type": "pending_span", "logfire.pending_parent_id": "0" * 16})) is None
 

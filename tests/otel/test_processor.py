@@ -288,6 +288,30 @@ def test_rows_before_the_first_call_are_kept_for_it(bundles: Bundles, make_provi
     assert bundles.spans() == ["early", "late"]
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_log_at_the_end_of_a_logfire_stream_is_no_second_call(
+    bundles: Bundles, make_provider: Provider, recorded: bool
+) -> None:
+    provider = make_provider(SftraceSpanProcessor())
+    tracer = provider.get_tracer("t")
+    request = {"request_data": '{"model": "gpt-5"}', "gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-5"}
+    reference = {**request, "sftrace.event.id": "evt_1"} if recorded else {"a": 1}
+    for reference_ends_first in (True, False):
+        with tracer.start_as_current_span("agent"):
+            with tracer.start_as_current_span("not streamed", attributes=reference if recorded else CHAT):
+                pass
+            with tracer.start_as_current_span("begun", attributes={**request, "logfire.span_type": "span"}):
+                ours = tracer.start_span("chat", attributes=reference)
+            if reference_ends_first:
+                ours.end()
+            with tracer.start_as_current_span("streamed", attributes={**CHAT, **request, "logfire.span_type": "log"}):
+                pass
+            if not reference_ends_first:
+                ours.end()
+    provider.shutdown()
+    assert len(bundles.events("llm_request")) == (0 if recorded else 4)
+
+
 def test_announcements_of_logfire_are_ignored(tmp_path: Any, make_provider: Provider) -> None:
     provider = make_provider(SftraceSpanProcessor(dir=str(tmp_path)))
     attributes = {**CHAT, "logfire.span_type": "pending_span"}

@@ -155,7 +155,7 @@ def _other_distro() -> Any:
 
 
 def _silence_not_loaded() -> None:
-    """The loader warns of a configurator that it did not take; ours has nothing to do that `pre_instrument` does not."""
+    """The loader warns of a configurator that it did not take; ours does nothing that `pre_instrument` does not."""
 
     def of_others(record: logging.LogRecord) -> bool:
         not_loaded = str(record.msg).startswith("Configuration of %s not loaded, %s already loaded")

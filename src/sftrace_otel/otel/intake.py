@@ -17,10 +17,12 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 from opentelemetry.sdk.trace import ReadableSpan, Span
+from opentelemetry.trace import SpanKind
 
 from sftrace_otel.core.mapping import (
     MappedCall,
@@ -28,6 +30,7 @@ from sftrace_otel.core.mapping import (
     Selected,
     SpanRecord,
     failure,
+    is_log,
     is_pending,
     is_reference,
     looks_like_call,
@@ -41,12 +44,17 @@ from sftrace_otel.recorder import Call, Recorder, Run
 __all__ = ["SpanIntake", "intake_of"]
 
 _MARK = "_sftrace_intake"
+_KIND_NAMES = {kind: kind.name for kind in SpanKind}
 _REMEMBERED = 8_192
 """Ended spans that are remembered, for spans that end after those above them and for second deliveries."""
 _HELD = 10_000
 """Spans of an exporter without our processor that may wait for their local root."""
 _EARLY = 1_000
 """Rows of spans that a run keeps until its first call opens its journal."""
+_BESIDE = 256
+"""How many ended spans back the call is looked for that a log tells of again."""
+_REFERRED = 0
+"""Number of a call that a boundary recorded, as seen from its span; the recorder counts from 1."""
 _UNENDED = 100_000
 """Open spans that are followed; a program that never ends its spans must not fill the memory."""
 
@@ -95,12 +103,14 @@ class SpanIntake:
             context, parent = span.get_span_context(), span.parent
             if context is None:
                 return
-            self._name_service(span.resource.attributes)
+            if self.recorder.service is None:
+                self._name_service(span.resource.attributes)
             above = parent.span_id if parent is not None and not parent.is_remote else None
+            attributes = span.attributes or {}
             bundle = self._begin(
-                context.span_id, context.trace_id, above, span.kind.name, span.name, span.attributes or {}
+                context.span_id, context.trace_id, above, _KIND_NAMES[span.kind], span.name, attributes
             )
-            if bundle is not None:
+            if bundle is not None and "sftrace.bundle" not in attributes:
                 span.set_attribute("sftrace.bundle", bundle)
         except BaseException as error:
             self.recorder.fault("following a span", error)
@@ -112,6 +122,8 @@ class SpanIntake:
             if marks.get(_MARK) is self:
                 return True
             marks[_MARK] = self
+            if self._end_own(span):
+                return True
             record = to_record(span)
             if record.span_id in self._past or is_pending(record.attributes):
                 return True
@@ -123,6 +135,39 @@ class SpanIntake:
         except BaseException as error:
             self.recorder.fault("recording a span", error)
             return False
+        return True
+
+    def _end_own(self, span: ReadableSpan) -> bool:
+        """The short way of a span that refers to a call of our boundaries: nothing of it needs to be mapped or written.
+
+        False where it must go the long way: others wait for it, it may end a run, or it is not ours after all.
+        """
+        attributes, context = span.attributes, span.get_span_context()
+        if not attributes or context is None or "sftrace.event.id" not in attributes:
+            return False
+        span_id = context.span_id
+        here = self._open.get(span_id)
+        if here is None or span_id in self._waiting:
+            return False
+        run = self.recorder.span_run(span_id)
+        if here.root and (run is None or run.kind == "trace"):
+            return False
+        call = self.recorder.referred(span_id)
+        scope = span.instrumentation_scope
+        if call is None or not self.recorder.span_reference(span_id, scope.name if scope else ""):
+            return False
+        parent = span.parent
+        bare = MappedCall(kind=call.kind, name=call.name, model=call.model, input=None, missing=("input", "output"))
+        key = f"{span_id:016x}"
+        with self._lock:
+            self._open.pop(span_id, None)
+            self._past[key] = Past(f"{parent.span_id:016x}" if parent is not None else None, bare, recorded=True)
+            self._calls[key] = call
+            while len(self._past) > _REMEMBERED:
+                oldest = next(iter(self._past))
+                del self._past[oldest]
+                self._calls.pop(oldest, None)
+        self.recorder.span_closed(span_id, root=False)
         return True
 
     def flush(self) -> None:
@@ -168,6 +213,8 @@ class SpanIntake:
             run = self._usable(self.recorder.span_run(span_id))
             recorded = self.recorder.span_reference(span_id, record.scope_name or "") or is_reference(record)
             call = map_content(record)
+            if call is not None and is_log(record.attributes) and self._recorded_beside(record, call):
+                call = None
             self._remember(record, call, recorded, run)
             self._sort(_Ended(record, call, run), span_id, here, recorded)
         finally:
@@ -206,6 +253,36 @@ class SpanIntake:
                 parent = int(past.parent_id, 16) if past is not None and past.parent_id else 0
             steps += 1
         return found
+
+    def _recorded_beside(self, record: SpanRecord, call: MappedCall) -> bool:
+        """Whether a boundary recorded the call that a log tells of again: its span is below the log's own parent."""
+        with self._lock:
+            still_open = [
+                format(span_id, "016x")
+                for span_id, here in reversed(self._open.items())
+                if here.attributes.get("gen_ai.request.model") == call.model and "sftrace.event.id" in here.attributes
+            ]
+            ended = [
+                span_id
+                for span_id, past in islice(reversed(self._past.items()), _BESIDE)
+                if past.call is not None and past.call.model == call.model and self._is_reference(span_id)
+            ]
+            return any(self._is_below(span_id, record.parent_id) for span_id in still_open + ended)
+
+    def _is_reference(self, span_id: str) -> bool:
+        call = self._calls.get(span_id)
+        return call is not None and call.n == _REFERRED
+
+    def _is_below(self, span_id: str | None, ancestor: str | None) -> bool:
+        for _ in range(256):
+            if span_id is None or span_id == ancestor:
+                break
+            here, past = self._open.get(int(span_id, 16)), self._past.get(span_id)
+            if here is not None:
+                span_id = format(here.parent, "016x") if here.parent else None
+            else:
+                span_id = past.parent_id if past is not None else None
+        return span_id == ancestor
 
     def _remember(self, record: SpanRecord, call: MappedCall | None, recorded: bool, run: Run) -> None:
         with self._lock:
@@ -330,7 +407,7 @@ def _bare(call: MappedCall | None) -> MappedCall | None:
 
 def _referred(record: SpanRecord, run: Run) -> Call:
     """The call that a span of ours refers to, as far as those below it need it."""
-    call = Call(run, 0, str(record.attributes["sftrace.event.id"]), "", record.name, None, "")
+    call = Call(run, _REFERRED, str(record.attributes["sftrace.event.id"]), "", record.name, None, "")
     call.began = max(0, record.start_ns - run.wall0)
     return call
 

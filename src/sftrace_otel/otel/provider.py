@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from typing import Any
 
 import wrapt
@@ -29,7 +28,8 @@ _log = logging.getLogger("sftrace_otel")
 _SETTER = "_set_tracer_provider"
 
 _lock = threading.RLock()
-_attached: weakref.WeakKeyDictionary[Any, SftraceSpanProcessor] = weakref.WeakKeyDictionary()
+_attached: list[tuple[Any, SftraceSpanProcessor]] = []
+"""Providers and the processors added to them; a list, since a provider need not be hashable (logfire's is not)."""
 _handle: Any = None
 
 
@@ -62,7 +62,7 @@ def detach() -> None:
         if _handle is not None:
             wrapt.unwrap_object(trace, _SETTER, _handle, missing_ok=True)
             _handle = None
-        for processor in list(_attached.values()):
+        for _, processor in _attached:
             processor.shutdown()
         _attached.clear()
 
@@ -80,12 +80,12 @@ def _provider_set(wrapped: Any, instance: object, args: tuple[Any, ...], kwargs:
 def _attach(provider: Any) -> bool:
     if not hasattr(provider, "add_span_processor"):
         return False
-    if provider not in _attached and not _has_processor(provider):
+    if not any(known is provider for known, _ in _attached) and not _has_processor(provider):
         processor = SftraceSpanProcessor()
         if not processor.holder.open or processor.holder.intake is None:
             return False
         provider.add_span_processor(processor)
-        _attached[provider] = processor
+        _attached.append((provider, processor))
         processor.holder.intake.recorder.connections = guard.connections
         guard.notice_connections()
     _see_all_spans(provider)

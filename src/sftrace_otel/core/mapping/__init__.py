@@ -14,7 +14,7 @@ from sftrace_otel.core.mapping.genai import map_genai
 from sftrace_otel.core.mapping.genai_events import map_genai_events
 from sftrace_otel.core.mapping.http import http_name, map_http
 from sftrace_otel.core.mapping.langfuse import map_langfuse
-from sftrace_otel.core.mapping.logfire import is_pending, map_logfire
+from sftrace_otel.core.mapping.logfire import is_begun_stream, is_log, is_pending, map_logfire
 from sftrace_otel.core.mapping.mcp import map_mcp
 from sftrace_otel.core.mapping.model import MappedCall, SpanEvent, SpanLink, SpanRecord
 from sftrace_otel.core.mapping.openinference import map_openinference
@@ -32,6 +32,7 @@ __all__ = [
     "SpanRecord",
     "failure",
     "http_name",
+    "is_log",
     "is_pending",
     "is_reference",
     "looks_like_call",
@@ -92,7 +93,7 @@ def map_span(record: SpanRecord) -> MappedCall | None:
 
 def map_content(record: SpanRecord) -> MappedCall | None:
     """As `map_span`, also for a span that refers to a recorded call: what the span itself says of it."""
-    if _SIGNS.isdisjoint(record.attributes) or is_pending(record.attributes):
+    if _SIGNS.isdisjoint(record.attributes) or is_pending(record.attributes) or is_begun_stream(record):
         return None
     attributes = Attributes(record.attributes)
     for dialect in _DIALECTS:

@@ -15,7 +15,7 @@ from sftrace_otel.core.mapping import messages as form
 from sftrace_otel.core.mapping.model import MappedCall, SpanRecord
 from sftrace_otel.core.mapping.values import Attributes, failure, plain, provider_name
 
-__all__ = ["INFERENCE", "llm_call", "map_genai", "sdk_method", "tool_call"]
+__all__ = ["INFERENCE", "llm_call", "map_genai", "request_messages", "sdk_method", "tool_call"]
 
 INFERENCE = frozenset({"chat", "generate_content", "text_completion", "embeddings", "fetch_response"})
 
@@ -57,7 +57,7 @@ def map_genai(record: SpanRecord, attributes: Attributes) -> MappedCall | None:
         record,
         content,
         operation,
-        messages=_request_messages(content),
+        messages=request_messages(content),
         outputs=content.value("gen_ai.output.messages"),
         tools=content.value("gen_ai.tool.definitions"),
         dialect="genai",
@@ -212,7 +212,8 @@ def _with_details(record: SpanRecord, attributes: Attributes) -> Attributes:
     return attributes
 
 
-def _request_messages(attributes: Attributes) -> list[dict[str, Any]]:
+def request_messages(attributes: Attributes) -> list[dict[str, Any]]:
+    """System instructions and input messages of the conventions, as one list of chat messages."""
     system = form.system_messages(attributes.value("gen_ai.system_instructions"))
     return system + form.input_messages(attributes.value("gen_ai.input.messages"))
 

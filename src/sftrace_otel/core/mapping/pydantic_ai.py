@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sftrace_otel.core.mapping import messages as form
-from sftrace_otel.core.mapping.genai import INFERENCE, llm_call, tool_call
+from sftrace_otel.core.mapping.genai import INFERENCE, llm_call, request_messages, tool_call
 from sftrace_otel.core.mapping.genai_events import from_events
 from sftrace_otel.core.mapping.model import MappedCall, SpanRecord
 from sftrace_otel.core.mapping.values import Attributes
@@ -35,8 +34,7 @@ def map_pydantic_ai(record: SpanRecord, attributes: Attributes) -> MappedCall | 
         return None
     messages, outputs = from_events(_events(attributes))
     if not messages:
-        messages = form.system_messages(attributes.value("gen_ai.system_instructions"))
-        messages += form.input_messages(attributes.value("gen_ai.input.messages"))
+        messages = request_messages(attributes)
     return llm_call(
         record,
         attributes,
