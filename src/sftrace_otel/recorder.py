@@ -241,6 +241,7 @@ class Run:
         self.answered = Answered()
         self.wire_calls = 0
         self._target = target
+        self._name: str | None = None
         self._seen = bytearray()
         self._scopes: list[str] = []
 
@@ -259,8 +260,16 @@ class Run:
         return self._target
 
     @property
+    def named(self) -> bool:
+        """Whether the name is decided; before the first span it would lack the trace id."""
+        return self._target is not None
+
+    @property
     def name(self) -> str:
-        return self.target.name
+        """The bundle's file name."""
+        if self._name is None:
+            self._name = self.target.name
+        return self._name
 
     def note_span(self, n: int, scope: str) -> None:
         """Call `n`'s span reached us."""
@@ -486,8 +495,11 @@ class Recorder:
 
     def _close_when_idle(self, run: Run) -> None:
         """Close a run that another one continues, beside the program, as soon as no call of it is open."""
-        if run.next is None or run.open_calls > 0 or run.closed:
+        if run.next is None:
             return
+        with run.lock:  # with a successor it takes no new call, so an idle one stays idle
+            if run.open_calls > 0 or run.closed:
+                return
         closer = threading.Thread(target=self._close_one, args=(run,), name="sftrace-close")
         with self._lock:
             self._closers = [thread for thread in self._closers if thread.is_alive()]
@@ -503,7 +515,7 @@ class Recorder:
         while True:
             run = self.latest(run)
             run.lock.acquire()
-            if not run.closed or run.next is None:
+            if run.next is None:
                 return run
             run.lock.release()
 
@@ -848,6 +860,10 @@ class Recorder:
         if call is not None:
             call.run.note_span(call.n, scope_name)
         return True
+
+    def referred(self, span_id: int) -> Call | None:
+        """The call that a boundary expects the span `span_id` for."""
+        return self._refs.get(span_id)
 
     def refer(self, span_id: int, call: Call) -> None:
         """Expect the span `span_id`: it is the span of `call`. A span that is another call's already stays so."""

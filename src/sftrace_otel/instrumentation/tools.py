@@ -192,6 +192,8 @@ class _Recording:
             "sftrace.event.id": reserved,
             "sftrace.input_hash": prepared.digest,
         }
+        if not around[1] and run.named:
+            attributes["sftrace.bundle"] = run.name  # a root span: one attribute less to set later
         if recorder.settings.content == "span":
             attributes["gen_ai.tool.call.arguments"] = prepared.data.decode()
         self.span = tracing.start_span(_SCOPE, tool.span_name, tracing.INTERNAL, attributes)
