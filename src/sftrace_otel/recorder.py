@@ -459,7 +459,7 @@ class Recorder:
         if run is not None and not run.closed:
             return run
         if span_id:
-            run = self._live.get(span_id)
+            run = self.span_run(span_id)
             if run is not None and not run.closed:
                 return run
         elif scope is UNPLACED:
@@ -839,7 +839,7 @@ class Recorder:
         """A span began. `parent_id` is None for a local root; `operation` is gen_ai.operation.name. For a local root
         gives the bundle's name, to be put on the span as `sftrace.bundle`."""
         if parent_id is not None:
-            run = self._live.get(parent_id)
+            run = self.span_run(parent_id)
             if run is not None:
                 self._live[span_id] = run
             return None
@@ -861,9 +861,12 @@ class Recorder:
             call.run.note_span(call.n, scope_name)
         return True
 
-    def referred(self, span_id: int) -> Call | None:
-        """The call that a boundary expects the span `span_id` for."""
-        return self._refs.get(span_id)
+    def span_arrived(self, span_id: int, scope_name: str) -> Call | None:
+        """The span of a call of our boundaries ended; gives the call, None if no boundary expects this span."""
+        call = self._refs.pop(span_id, None)
+        if call is not None:
+            call.run.note_span(call.n, scope_name)
+        return call
 
     def refer(self, span_id: int, call: Call) -> None:
         """Expect the span `span_id`: it is the span of `call`. A span that is another call's already stays so."""
@@ -875,8 +878,12 @@ class Recorder:
         self._refs.setdefault(span_id, None)
 
     def span_run(self, span_id: int) -> Run | None:
-        """The run of a live span."""
-        return self._live.get(span_id)
+        """The run of a live span, or of the call that a boundary made it for."""
+        run = self._live.get(span_id)
+        if run is None:
+            call = self._refs.get(span_id)
+            run = call.run if call is not None else None
+        return run
 
     def span_closed(self, span_id: int, *, root: bool, error: tuple[str, str] | None = None) -> None:
         """A span ended. A local root with a run of its own ends that run; `error`: (class, message) of a failed one."""

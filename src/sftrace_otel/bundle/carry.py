@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from pathlib import Path
 
 from sftrace_otel.bundle.read import Bundle
 from sftrace_otel.errors import TraceStorageError
@@ -24,10 +23,10 @@ _BLOB = re.compile(rb"sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Sidecars by name, their contents in pieces that can be read once; blobs by the name they have in both bundles."""
+    """Sidecars by name, and blobs by the name they have in both bundles; contents in pieces that can be read once."""
 
     sidecars: dict[str, Iterable[bytes]]
-    blobs: dict[str, Path]
+    blobs: dict[str, Iterable[bytes]]
 
 
 def carry(bundle: Bundle, *, stale: Set[str] = frozenset()) -> Carried:
@@ -50,7 +49,7 @@ def carry(bundle: Bundle, *, stale: Set[str] = frozenset()) -> Carried:
 def _verify(bundle: Bundle, name: str, digest: str | None) -> None:
     if digest is not None and bundle.digest(name) != digest:
         text = f"does not have the SHA-256 hash that {INTEGRITY_FILE} says"
-        raise TraceStorageError(text, where=str(bundle.path / name), code="integrity_mismatch")
+        raise TraceStorageError(text, where=bundle.store.where(name), code="integrity_mismatch")
 
 
 def _pieces(bundle: Bundle, name: str, stale: Set[str]) -> Iterator[bytes]:
@@ -63,11 +62,11 @@ def _pieces(bundle: Bundle, name: str, stale: Set[str]) -> Iterator[bytes]:
         yield line + b"\n"
 
 
-def _blobs(bundle: Bundle, digests: Set[str], listed: dict[str, str | None]) -> dict[str, Path]:
-    blobs: dict[str, Path] = {}
+def _blobs(bundle: Bundle, digests: Set[str], listed: dict[str, str | None]) -> dict[str, Iterable[bytes]]:
+    blobs: dict[str, Iterable[bytes]] = {}
     for digest in sorted(digests):
         name = f"{sidecars.BLOBS_FOLDER}/{digest[:2]}/{digest[2:4]}/{digest}"
         if name in listed:
             _verify(bundle, name, digest)
-            blobs[name] = bundle.path / name
+            blobs[name] = bundle.store.chunks(name)
     return blobs

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading bundles. A bundle is data from a stranger: opened without following links, within bounds, never executed.
 
-Decision: a file is looked at before it is opened (`lstat`), opened without following links and without waiting (a FIFO
-must not block), and looked at again through the open handle. Validation reads each file once and takes its checksum
-from the same bytes that it parses, so a file that changes meanwhile cannot pass with one content and be judged by
-another. Garbage collection is paused while a trace loads: events cannot form cycles, and walking them over and over
-costs more than reading them. Rejected: reading the names that a bundle gives (only known names, and those of
-`integrity.json` for their checksums, are opened).
+Decision: files are opened by a store (`bundle.store`), so a folder and a packed file are read alike. Validation reads
+each file once and takes its checksum from the same bytes that it parses, so a file that changes meanwhile cannot pass
+with one content and be judged by another. Garbage collection is paused while a trace loads: events cannot form cycles,
+and walking them over and over costs more than reading them. Rejected: reading the names that a bundle gives (only known
+names, and those of `integrity.json` for their checksums, are opened).
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
+from sftrace_otel.bundle.store import PACK_SUFFIX, Store, open_store, unreadable
 from sftrace_otel.errors import FormatError, TraceStorageError
 from sftrace_otel.formats import Json, canonical, sftrace, sidecars
 from sftrace_otel.formats.sftrace import (
@@ -39,14 +38,6 @@ from sftrace_otel.formats.sftrace import (
 )
 from sftrace_otel.formats.sidecars import CallRow, Provenance, RunInfo, WireRow
 
-MAX_LINE_BYTES = 128 << 20
-"""Longest line that is read into memory."""
-MAX_DOCUMENT_BYTES = 128 << 20
-"""Largest file that is read into memory whole."""
-_CHUNK = 1 << 20
-_FLAGS = (
-    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-) | getattr(os, "O_BINARY", 0)
 _LINE_ENDINGS = (
     "its lines end in CRLF: git or an editor rewrote the line endings; "
     "restore the file and put '*.sftrace/** -text' into .gitattributes"
@@ -117,20 +108,21 @@ class Summary:
 class Bundle:
     """An open bundle: its parts, each read when it is asked for and then kept. Made by `open_bundle`."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path = path
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.store = store
+        self.path = store.path
         self.manifest = manifest
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """The events, in order. Raises TraceStorageError with file and line."""
         with _gc_paused():
-            return tuple(iter_events(self.path))
+            return tuple(_events(self.store))
 
     @cached_property
     def trace(self) -> TraceData:
         """Manifest, events and redactions in one. Raises TraceStorageError."""
-        redactions = _parse_file(self.path, REDACTIONS_FILE, sftrace.parse_redactions)
+        redactions = _parse_file(self.store, REDACTIONS_FILE, sftrace.parse_redactions)
         return TraceData(manifest=self.manifest, events=self.events, redactions=redactions.entries)
 
     @cached_property
@@ -166,7 +158,7 @@ class Bundle:
         if not ref.startswith("sha256:") or not sftrace.is_digest(digest):
             raise TraceStorageError(f"{canonical.printable(ref)} names no blob", code="invalid_sidecar")
         name = f"{sidecars.BLOBS_FOLDER}/{digest[:2]}/{digest[2:4]}/{digest}"
-        data = _read_document(self.path, name)
+        data = self.store.read(name)
         if hashlib.sha256(data).hexdigest() != digest:
             raise TraceStorageError("does not have the digest in its name", where=name, code="integrity_mismatch")
         return data
@@ -174,7 +166,7 @@ class Bundle:
     def integrity(self) -> IntegrityReport:
         """Compare every file that `integrity.json` names with it. Reads all of them."""
         try:
-            return _compare(self.path, _read_integrity(self.path), {})
+            return _compare(self.store, _read_integrity(self.store), {})
         except FormatError as error:
             return IntegrityReport("mismatch", (_issue_of(error, INTEGRITY_FILE),), (), ())
 
@@ -184,27 +176,27 @@ class Bundle:
         Raises:
             TraceStorageError: The record cannot be read.
         """
-        record = _read_integrity(self.path)
+        record = _read_integrity(self.store)
         if record is not None:
             return dict(record.files)
         return {name: None for name in (*REQUIRED_FILES, *sidecars.FILES) if self.has(name)}
 
     def read(self, name: str) -> bytes:
         """The bytes of a file of the bundle. Raises TraceStorageError."""
-        return _read_document(self.path, name)
+        return self.store.read(name)
 
     def lines(self, name: str, *, ends: bool = False) -> Iterator[bytes]:
         """The lines of a file of the bundle, with their newlines if `ends`. Raises TraceStorageError."""
-        lines = _lines(self.path, name)
+        lines = self.store.lines(name)
         return lines if ends else (line.removesuffix(b"\n") for line in lines)
 
     def digest(self, name: str) -> str:
         """SHA-256 of a file of the bundle. Raises TraceStorageError."""
-        return _digest_file(self.path, name)
+        return self.store.digest(name)
 
     def has(self, name: str) -> bool:
         """Whether the bundle has a file of this name."""
-        return _exists(self.path / name)
+        return self.store.has(name)
 
     def _rows(self, name: str, parse: Callable[[Iterator[bytes]], Iterator[T]]) -> Iterator[T]:
         if not self.has(name):
@@ -212,10 +204,10 @@ class Bundle:
         try:
             yield from parse(self.lines(name))
         except TraceStorageError as error:
-            raise _placed(error, self.path, name) from None
+            raise _placed(error, self.store, name) from None
 
     def _object(self, name: str, parse: Callable[[bytes], T]) -> T | None:
-        return _parse_file(self.path, name, parse) if self.has(name) else None
+        return _parse_file(self.store, name, parse) if self.has(name) else None
 
 
 def open_bundle(path: Path | str) -> Bundle:
@@ -224,11 +216,10 @@ def open_bundle(path: Path | str) -> Bundle:
     Raises:
         TraceStorageError: It is no bundle, or its manifest cannot be read. `code` is an issue code of the format page.
     """
-    folder = Path(path).expanduser()
-    _require_folder(folder)
+    store = open_store(path)
     for name in REQUIRED_FILES:
-        _require_regular(folder, name)
-    return Bundle(folder, _parse_file(folder, MANIFEST_FILE, sftrace.parse_manifest))
+        store.require(name)
+    return Bundle(store, _parse_file(store, MANIFEST_FILE, sftrace.parse_manifest))
 
 
 def load(path: Path | str) -> TraceData:
@@ -242,12 +233,15 @@ def iter_events(path: Path | str) -> Iterator[Event]:
     Raises:
         TraceStorageError: At the first line that is no event, with file, line and reason.
     """
-    folder = Path(path)
-    for number, line in enumerate(_lines(folder, EVENTS_FILE), start=1):
+    return _events(open_store(path))
+
+
+def _events(store: Store) -> Iterator[Event]:
+    for number, line in enumerate(store.lines(EVENTS_FILE), start=1):
         try:
             yield sftrace.parse_event(_whole(line))
         except FormatError as error:
-            raise _placed(error, folder, EVENTS_FILE, number) from None
+            raise _placed(error, store, EVENTS_FILE, number) from None
 
 
 def validate_bundle(path: Path | str, *, strict: bool = True, verify_integrity: bool = False) -> Validation:
@@ -258,13 +252,11 @@ def validate_bundle(path: Path | str, *, strict: bool = True, verify_integrity: 
         strict: Ask for a whole run; else a part of one is enough.
         verify_integrity: Also compare payload hashes and the checksums of the files.
     """
-    folder = Path(path).expanduser()
     try:
-        _require_folder(folder)
+        store = open_store(path)
     except TraceStorageError as error:
-        return _validation([Issue(error.code, error.reason, location=str(folder))], Checker(None), _UNCHECKED, ())
-    validator = _Validator(folder, strict, verify_integrity)
-    return validator.run()
+        return _validation([Issue(error.code, error.reason, location=error.where)], Checker(None), _UNCHECKED, ())
+    return _Validator(store, strict, verify_integrity).run()
 
 
 def list_bundles(folder: Path | str) -> list[Summary]:
@@ -278,7 +270,7 @@ def list_bundles(folder: Path | str) -> list[Summary]:
         with os.scandir(folder) as found:
             names = [entry.name for entry in found if _looks_like_bundle(entry)]
     except OSError as error:
-        raise _unreadable(error, folder) from error
+        raise unreadable(error, folder) from error
     summaries = [_summary(folder / name) for name in names]
     return sorted(summaries, key=_age, reverse=True)
 
@@ -309,8 +301,8 @@ def resolve(where: str, *, dir: Path | str) -> Path:  # noqa: A002
 class _Validator:
     """One validation: each file is read once, its checksum taken from the bytes that were parsed."""
 
-    def __init__(self, folder: Path, strict: bool, verify: bool) -> None:
-        self.folder = folder
+    def __init__(self, store: Store, strict: bool, verify: bool) -> None:
+        self.store = store
         self.strict = strict
         self.verify = verify
         self.issues: list[Issue] = []
@@ -332,7 +324,7 @@ class _Validator:
 
     def _document(self, name: str, parse: Callable[[bytes], T]) -> T | None:
         try:
-            data = _read_document(self.folder, name)
+            data = self.store.read(name)
             self.digests[name] = hashlib.sha256(data).hexdigest()
             if b"\r\n" in data:
                 self.warnings.append(f"{name}: {_LINE_ENDINGS}")
@@ -346,7 +338,7 @@ class _Validator:
         digest = hashlib.sha256()
         rewritten = False
         try:
-            for number, line in enumerate(_lines(self.folder, EVENTS_FILE), start=1):
+            for number, line in enumerate(self.store.lines(EVENTS_FILE), start=1):
                 digest.update(line)
                 rewritten = rewritten or line.endswith(b"\r\n")
                 try:
@@ -363,8 +355,8 @@ class _Validator:
 
     def _integrity(self) -> IntegrityReport:
         try:
-            record = _read_integrity(self.folder)
-            report = _compare(self.folder, record, self.digests, read=self.verify)
+            record = _read_integrity(self.store)
+            report = _compare(self.store, record, self.digests, read=self.verify)
         except FormatError as error:
             self.issues.append(_issue_of(error, INTEGRITY_FILE))
             return IntegrityReport("mismatch", (), (), ())
@@ -383,17 +375,17 @@ def _validation(
     return Validation(found, sftrace.exit_code(found), check.profile, report.state, report.covered, tuple(warnings))
 
 
-def _read_integrity(folder: Path) -> Integrity | None:
-    if not _exists(folder / INTEGRITY_FILE):
+def _read_integrity(store: Store) -> Integrity | None:
+    if not store.has(INTEGRITY_FILE):
         return None
-    return _parse_file(folder, INTEGRITY_FILE, sftrace.parse_integrity)
+    return _parse_file(store, INTEGRITY_FILE, sftrace.parse_integrity)
 
 
 def _compare(
-    folder: Path, record: Integrity | None, known: Mapping[str, str | None], *, read: bool = True
+    store: Store, record: Integrity | None, known: Mapping[str, str | None], *, read: bool = True
 ) -> IntegrityReport:
     """Compare the files with the record; digests in `known` are taken as they are, others are read if `read`."""
-    there = [name for name, _ in _walk(folder)]
+    there = list(store.names())
     if record is None:
         text = (
             f"there is no {INTEGRITY_FILE}: nothing says whether the bundle was changed (a bundle of an older writer)"
@@ -408,121 +400,33 @@ def _compare(
     digests: dict[str, str | None] = {}
     for name in record.files:
         try:
-            digests[name] = known.get(name) or _digest_file(folder, name)
+            digests[name] = known.get(name) or store.digest(name)
         except FormatError as error:
             issues.append(_issue_of(error, name))
     compared = list(sftrace.check_integrity(record, digests))
     issues += [issue for issue in compared if issue.location in digests]
     faulty = {issue.location for issue in issues}
     covered = tuple(name for name in record.files if name not in faulty)
-    return IntegrityReport("mismatch" if issues else "verified", tuple(_hinted(folder, issues)), covered, unlisted)
+    return IntegrityReport("mismatch" if issues else "verified", tuple(_hinted(store, issues)), covered, unlisted)
 
 
-def _hinted(folder: Path, issues: list[Issue]) -> Iterator[Issue]:
+def _hinted(store: Store, issues: list[Issue]) -> Iterator[Issue]:
     """The issues, those that rewritten line endings explain with this explanation."""
     for issue in issues:
-        if issue.code == "integrity_mismatch" and issue.location and _has_crlf(folder, issue.location):
+        if issue.code == "integrity_mismatch" and issue.location and _has_crlf(store, issue.location):
             yield Issue(issue.code, f"{issue.message}; {_LINE_ENDINGS}", location=issue.location)
         else:
             yield issue
 
 
-def _has_crlf(folder: Path, name: str) -> bool:
+def _has_crlf(store: Store, name: str) -> bool:
     try:
-        with _open(folder, name) as file:
-            return b"\r\n" in file.read(_CHUNK)
+        return b"\r\n" in next(store.chunks(name), b"")
     except FormatError:
         return False
 
 
-def _digest_file(folder: Path, name: str) -> str:
-    digest = hashlib.sha256()
-    with _open(folder, name) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _walk(folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
-    """Everything below `folder` as (name with `/`, whether it is a regular file). Links are named, not followed."""
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except OSError as error:
-        raise _unreadable(error, folder) from error
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and depth < 8:
-            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)
-        else:
-            yield f"{prefix}{entry.name}", entry.is_file(follow_symlinks=False)
-
-
 # One file
-
-
-def _require_folder(folder: Path) -> None:
-    try:
-        mode = folder.stat().st_mode
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError | FileNotFoundError | NotADirectoryError):
-            raise TraceStorageError("there is no such bundle", where=str(folder), code="missing_file") from None
-        raise _unreadable(error, folder) from error
-    if not stat.S_ISDIR(mode):
-        raise TraceStorageError("is not a folder; a bundle is one", where=str(folder), code="missing_file")
-
-
-def _require_regular(folder: Path, name: str) -> None:
-    """Refuse a link, a device or a folder in place of a file, before anything opens it."""
-    path = folder
-    parts = name.split("/")
-    for part in parts:
-        path = path / part
-        try:
-            mode = path.lstat().st_mode
-        except FileNotFoundError:
-            text = "the file is missing; without it this is no bundle" if name in REQUIRED_FILES else "is missing"
-            raise TraceStorageError(text, where=str(folder / name), code="missing_file") from None
-        except (OSError, ValueError) as error:
-            raise _unreadable(error, path) from error
-        if stat.S_ISLNK(mode):
-            raise TraceStorageError(
-                "is a symlink; links in bundles are not followed", where=str(path), code="missing_file"
-            )
-        if not (stat.S_ISREG(mode) if path == folder / name else stat.S_ISDIR(mode)):
-            raise TraceStorageError("is not a regular file", where=str(path), code="missing_file")
-
-
-@contextmanager
-def _open(folder: Path, name: str) -> Iterator[BinaryIO]:
-    _require_regular(folder, name)
-    path = folder / name
-    try:
-        handle = os.open(path, _FLAGS)
-        with os.fdopen(handle, "rb", buffering=_CHUNK) as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise TraceStorageError("is not a regular file", where=str(path), code="missing_file")
-            yield file
-    except OSError as error:
-        raise _unreadable(error, path) from error
-
-
-def _read_document(folder: Path, name: str) -> bytes:
-    with _open(folder, name) as file:
-        data = file.read(MAX_DOCUMENT_BYTES + 1)
-    if len(data) > MAX_DOCUMENT_BYTES:
-        text = f"is larger than {MAX_DOCUMENT_BYTES >> 20} MiB, more than this reads"
-        raise TraceStorageError(text, where=str(folder / name), code="invalid_json")
-    return data
-
-
-def _lines(folder: Path, name: str) -> Iterator[bytes]:
-    """The lines of a file, split at `\\n` only, each with its newline if it has one."""
-    with _open(folder, name) as file:
-        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
-            if len(line) >= MAX_LINE_BYTES:
-                text = f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB, more than this reads"
-                raise TraceStorageError(text, where=str(folder / name), code="invalid_json")
-            yield line
 
 
 def _whole(line: bytes) -> bytes:
@@ -532,17 +436,17 @@ def _whole(line: bytes) -> bytes:
     return line[:-1]
 
 
-def _parse_file(folder: Path, name: str, parse: Callable[[bytes], T]) -> T:
+def _parse_file(store: Store, name: str, parse: Callable[[bytes], T]) -> T:
     try:
-        return parse(_read_document(folder, name))
+        return parse(store.read(name))
     except FormatError as error:
-        raise _placed(error, folder, name) from None
+        raise _placed(error, store, name) from None
 
 
-def _placed(error: FormatError, folder: Path, name: str, line: int | None = None) -> TraceStorageError:
+def _placed(error: FormatError, store: Store, name: str, line: int | None = None) -> TraceStorageError:
     """`error` as one about a file of the bundle."""
-    path = str(folder / name)
-    if error.where.startswith(path) or error.where.startswith(str(folder)):
+    path = store.where(name)
+    if error.where.startswith(str(store.path)):
         return TraceStorageError(error.reason, where=error.where, code=error.code)
     inside = f":{line}" if line is not None else ""
     inner = error.where if error.where.startswith(":") else f": {error.where}" if error.where else ""
@@ -552,11 +456,6 @@ def _placed(error: FormatError, folder: Path, name: str, line: int | None = None
 def _issue_of(error: FormatError, name: str) -> Issue:
     """The issue that an error about a whole file is; its place is the file's name, not its path."""
     return Issue(error.code, f"{name}: {error.reason}", location=name)
-
-
-def _unreadable(error: Exception, path: Path) -> TraceStorageError:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return TraceStorageError(f"cannot be read: {reason}", where=str(path), code="missing_file")
 
 
 def _exists(path: Path) -> bool:
@@ -583,7 +482,9 @@ def _gc_paused() -> Iterator[None]:
 
 
 def _looks_like_bundle(entry: os.DirEntry[str]) -> bool:
-    return entry.name.endswith(".sftrace") and not entry.name.startswith(".") and entry.is_dir()
+    if entry.name.startswith("."):
+        return False
+    return entry.is_dir() if entry.name.endswith(".sftrace") else entry.name.endswith(PACK_SUFFIX) and entry.is_file()
 
 
 def _summary(path: Path) -> Summary:
@@ -633,4 +534,5 @@ def _is_trace(one: Summary, where: str) -> bool:
 
 
 def _is_name(one: Summary, where: str) -> bool:
-    return where in (one.path.name, one.path.stem)
+    name = one.path.name
+    return where in (name, name.removesuffix(".zip"), name.removesuffix(".zip").removesuffix(".sftrace"))

@@ -107,7 +107,7 @@ def save(
     *,
     overwrite: bool = False,
     sidecars: Mapping[str, bytes | Iterable[bytes]] | None = None,
-    blobs: Mapping[str, Path] | None = None,
+    blobs: Mapping[str, Iterable[bytes]] | None = None,
     fsync: bool = True,
 ) -> Path:
     """Write a trace as a bundle at `target`.
@@ -117,7 +117,7 @@ def save(
         target: A path that ends in `.sftrace`.
         overwrite: As in `publish`.
         sidecars: File name to content, as bytes or as pieces of them.
-        blobs: Name inside the bundle to a file that is copied.
+        blobs: Name inside the bundle to the pieces of a body.
         fsync: As in `finish_folder`.
 
     Raises:
@@ -127,10 +127,8 @@ def save(
     manifest = trace.manifest.replace(totals=sftrace.totals(trace.events, known=trace.manifest.totals))
     with _reporting(target), _scratch_folder(target) as folder:
         write_file(folder / sftrace.EVENTS_FILE, (sftrace.dump_event(event) + b"\n" for event in trace.events))
-        for name, content in (sidecars or {}).items():
+        for name, content in {**(sidecars or {}), **(blobs or {})}.items():
             write_file(_inside(folder, name), [content] if isinstance(content, bytes) else content)
-        for name, source in (blobs or {}).items():
-            shutil.copyfile(source, _inside(folder, name), follow_symlinks=False)
         finish_folder(folder, manifest=manifest, redactions=trace.redactions, fsync=fsync)
         return publish(folder, target, overwrite=overwrite)
 
