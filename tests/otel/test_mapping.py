@@ -644,6 +644,16 @@ def test_spans_around_and_below_a_recorded_call_are_left_out() -> None:
     assert select_calls(rows, {"r": Past("outer", reference, recorded=True)}) == []
 
 
+def test_a_span_around_a_call_that_is_recorded_and_forgotten_but_for_its_name() -> None:
+    inner = tree(("r", "outer", LLM))[0][1]
+    outer = tree(("outer", None, FRAMEWORK))
+    past = {"r": Past("outer", inner, recorded=True)}
+    assert select_calls(outer, past, ["r"]) == []
+    assert len(select_calls(outer, past)) == 1
+    other = {"r": Past("outer", tree(("r", "outer", {**LLM, "gen_ai.request.model": "x"}))[0][1], recorded=True)}
+    assert len(select_calls(outer, other, ["r"])) == 1
+
+
 def test_a_span_that_ends_after_the_call_around_it_is_still_the_same_call() -> None:
     [(_, ended)] = tree(("r", None, LLM))
     late = tree(("late", "mid", FRAMEWORK))

@@ -229,6 +229,23 @@ def test_a_framework_span_around_an_sdk_span_is_one_call(bundles: Bundles, make_
     assert "same_as" not in rows["step"]
 
 
+@pytest.mark.parametrize("inner_attributes", [CHAT, {**CHAT, "sftrace.event.id": "evt_1"}])
+def test_a_span_that_says_only_at_its_end_what_it_is(
+    bundles: Bundles, make_provider: Provider, inner_attributes: dict[str, Any]
+) -> None:
+    provider = make_provider(SftraceSpanProcessor())
+    tracer = provider.get_tracer("t")
+    with tracer.start_as_current_span("framework") as span, tracer.start_as_current_span("step"):
+        with tracer.start_as_current_span("sdk", attributes=inner_attributes):
+            pass
+        for key, value in CHAT.items():
+            span.set_attribute(key, value)
+    with tracer.start_as_current_span("other", attributes=TOOL):
+        pass
+    provider.shutdown()
+    assert len(bundles.events("llm_request")) == (0 if "sftrace.event.id" in inner_attributes else 1)
+
+
 def test_a_span_that_outlives_the_spans_around_it_is_still_the_same_call(
     bundles: Bundles, make_provider: Provider
 ) -> None:

@@ -99,6 +99,17 @@ def test_a_processor_of_the_program_is_enough(bundles: Bundles, make_provider: P
     assert ours(provider) == 0
 
 
+def test_a_provider_that_replaces_processors_keeps_its_own(bundles: Bundles) -> None:
+    class Replacing(TracerProvider):
+        def add_span_processor(self, span_processor: object, replace: bool = True) -> None:
+            raise AssertionError("would take the other processors off")
+
+    provider = Replacing(shutdown_on_exit=False)
+    assert attach(provider) is True
+    assert ours(provider) == 1
+    provider.shutdown()
+
+
 def test_nothing_is_attached_when_recording_is_off(
     bundles: Bundles, make_provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,9 +52,7 @@ _HELD = 10_000
 _EARLY = 1_000
 """Rows of spans that a run keeps until its first call opens its journal."""
 _BESIDE = 256
-"""How many ended spans back the call is looked for that a log tells of again."""
-_REFERRED = 0
-"""Number of a call that a boundary recorded, as seen from its span; the recorder counts from 1."""
+"""How many ended spans back a call is looked for that another span tells of again."""
 _UNENDED = 100_000
 """Open spans that are followed; a program that never ends its spans must not fill the memory."""
 
@@ -85,7 +83,10 @@ class SpanIntake:
         self._open: dict[int, _Open] = {}
         self._past: dict[str, Past] = {}
         self._calls: dict[str, Call] = {}
+        self._own: dict[int, tuple[Call, int]] = {}
+        self._by_trace = self.recorder.settings.scope == "trace"
         self._waiting: dict[int, list[_Ended]] = {}
+        self._below: dict[int, list[str]] = {}
         self._held: dict[str, list[SpanRecord]] = {}
         self._held_count = 0
         self._early: dict[str, tuple[Run, list[dict[str, object]]]] = {}
@@ -107,10 +108,13 @@ class SpanIntake:
                 self._name_service(span.resource.attributes)
             above = parent.span_id if parent is not None and not parent.is_remote else None
             attributes = span.attributes or {}
+            if "sftrace.event.id" in attributes and not self._by_trace:  # a boundary of ours knows its run
+                self._open[context.span_id] = _Open(above or 0, above is None, attributes)
+                return
             bundle = self._begin(
                 context.span_id, context.trace_id, above, _KIND_NAMES[span.kind], span.name, attributes
             )
-            if bundle is not None and "sftrace.bundle" not in attributes:
+            if bundle is not None:
                 span.set_attribute("sftrace.bundle", bundle)
         except BaseException as error:
             self.recorder.fault("following a span", error)
@@ -124,6 +128,8 @@ class SpanIntake:
             marks[_MARK] = self
             if self._end_own(span):
                 return True
+            if self._own:
+                self._settle_own()
             record = to_record(span)
             if record.span_id in self._past or is_pending(record.attributes):
                 return True
@@ -146,33 +152,41 @@ class SpanIntake:
         if not attributes or context is None or "sftrace.event.id" not in attributes:
             return False
         span_id = context.span_id
-        here = self._open.get(span_id)
-        if here is None or span_id in self._waiting:
+        if span_id in self._waiting or span_id not in self._open or self._by_trace:
             return False
-        run = self.recorder.span_run(span_id)
-        if here.root and (run is None or run.kind == "trace"):
-            return False
-        call = self.recorder.referred(span_id)
         scope = span.instrumentation_scope
-        if call is None or not self.recorder.span_reference(span_id, scope.name if scope else ""):
+        call = self.recorder.span_arrived(span_id, scope.name if scope else "")
+        if call is None:
             return False
         parent = span.parent
-        bare = MappedCall(kind=call.kind, name=call.name, model=call.model, input=None, missing=("input", "output"))
-        key = f"{span_id:016x}"
+        self._open.pop(span_id, None)
+        self._own[span_id] = (call, parent.span_id if parent is not None else 0)
+        if len(self._own) > _REMEMBERED:
+            self._own.pop(next(iter(self._own)), None)
+        return True
+
+    def _settle_own(self) -> None:
+        """Remember our own ended spans as the others are: spans of other layers are about to be compared with them."""
         with self._lock:
-            self._open.pop(span_id, None)
-            self._past[key] = Past(f"{parent.span_id:016x}" if parent is not None else None, bare, recorded=True)
-            self._calls[key] = call
+            own, self._own = self._own, {}
+            for span_id, (call, parent) in own.items():
+                bare = MappedCall(
+                    kind=call.kind, name=call.name, model=call.model, input=None, missing=("input", "output")
+                )
+                key = f"{span_id:016x}"
+                self._past[key] = Past(f"{parent:016x}" if parent else None, bare, recorded=True, own=True)
+                self._calls[key] = call
+                if parent in self._open:
+                    self._below.setdefault(parent, []).append(key)
             while len(self._past) > _REMEMBERED:
                 oldest = next(iter(self._past))
                 del self._past[oldest]
                 self._calls.pop(oldest, None)
-        self.recorder.span_closed(span_id, root=False)
-        return True
 
     def flush(self) -> None:
         """Take what still waits for a root or for a span above it: the process or the exporter ends."""
         try:
+            self._settle_own()
             with self._lock:
                 held, self._held, self._held_count = list(self._held.values()), {}, 0
                 waiting, self._waiting = list(self._waiting.values()), {}
@@ -201,7 +215,9 @@ class SpanIntake:
         with self._lock:
             self._open[span_id] = _Open(above or 0, above is None, attributes)
             if len(self._open) > _UNENDED:
-                del self._open[next(iter(self._open))]
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                self._below.pop(oldest, None)
         return self.recorder.span_started(span_id, trace_id, above, kind, operation)
 
     def _end(self, record: SpanRecord) -> None:
@@ -227,8 +243,10 @@ class SpanIntake:
         return self.recorder.process_run() if run is None or run.closed else run
 
     def _sort(self, ended: _Ended, span_id: int, here: _Open | None, recorded: bool) -> None:
-        above = self._open_call_above(here.parent if here is not None else 0)
+        parent = here.parent if here is not None else 0
+        above = self._open_call_above(parent)
         with self._lock:
+            below = self._passed_up(ended, span_id, parent)
             group = self._waiting.pop(span_id, [])
             if ended.call is not None:
                 group.append(ended)
@@ -238,7 +256,16 @@ class SpanIntake:
         if ended.call is None and not recorded:
             self._write(ended.run, ended.record)
         if group:
-            self._emit(group)
+            self._emit(group, below)
+
+    def _passed_up(self, ended: _Ended, span_id: int, parent: int) -> list[str]:
+        """The calls directly below this span; and the span above learns of them, or of this one if it is a call."""
+        below = self._below.pop(span_id, [])
+        if parent in self._open:
+            told = self._below.setdefault(parent, [])
+            told += below if ended.call is None else [ended.record.span_id]
+            del told[:-_BESIDE]
+        return below
 
     def _open_call_above(self, parent: int) -> int:
         """The outermost open span above that may be a call, 0 if there is none; the way may lead over ended spans."""
@@ -259,19 +286,15 @@ class SpanIntake:
         with self._lock:
             still_open = [
                 format(span_id, "016x")
-                for span_id, here in reversed(self._open.items())
+                for span_id, here in list(self._open.items())
                 if here.attributes.get("gen_ai.request.model") == call.model and "sftrace.event.id" in here.attributes
             ]
             ended = [
                 span_id
                 for span_id, past in islice(reversed(self._past.items()), _BESIDE)
-                if past.call is not None and past.call.model == call.model and self._is_reference(span_id)
+                if past.own and past.call is not None and past.call.model == call.model
             ]
             return any(self._is_below(span_id, record.parent_id) for span_id in still_open + ended)
-
-    def _is_reference(self, span_id: str) -> bool:
-        call = self._calls.get(span_id)
-        return call is not None and call.n == _REFERRED
 
     def _is_below(self, span_id: str | None, ancestor: str | None) -> bool:
         for _ in range(256):
@@ -286,9 +309,10 @@ class SpanIntake:
 
     def _remember(self, record: SpanRecord, call: MappedCall | None, recorded: bool, run: Run) -> None:
         with self._lock:
-            if is_reference(record):
+            own = is_reference(record)
+            if own:
                 self._calls[record.span_id] = _referred(record, run)
-            self._past[record.span_id] = Past(record.parent_id, _bare(call), recorded)
+            self._past[record.span_id] = Past(record.parent_id, _bare(call), recorded, own)
             if len(self._past) > _REMEMBERED:
                 oldest = next(iter(self._past))
                 del self._past[oldest]
@@ -337,10 +361,10 @@ class SpanIntake:
 
     # -- into the recorder
 
-    def _emit(self, group: list[_Ended]) -> None:
+    def _emit(self, group: list[_Ended], below: Iterable[str] = ()) -> None:
         runs = {item.record.span_id: self._usable(item.run) for item in group}
         records = {item.record.span_id: item.record for item in group}
-        for chosen in select_calls([(item.record, item.call) for item in group], self._past):
+        for chosen in select_calls([(item.record, item.call) for item in group], self._past, below):
             event = self._record(chosen, runs[chosen.record.span_id])
             for span_id in chosen.absorbed:
                 if span_id in records and event is not None:
@@ -361,7 +385,7 @@ class SpanIntake:
                 self._calls[span_id] = call
                 past = self._past.get(span_id)
                 if past is not None:
-                    self._past[span_id] = Past(past.parent_id, past.call, recorded=True)
+                    self._past[span_id] = Past(past.parent_id, past.call, recorded=True, own=past.own)
         return call.id
 
     def _write(self, run: Run, record: SpanRecord, *, same_as: str | None = None) -> None:
@@ -407,7 +431,7 @@ def _bare(call: MappedCall | None) -> MappedCall | None:
 
 def _referred(record: SpanRecord, run: Run) -> Call:
     """The call that a span of ours refers to, as far as those below it need it."""
-    call = Call(run, _REFERRED, str(record.attributes["sftrace.event.id"]), "", record.name, None, "")
+    call = Call(run, 0, str(record.attributes["sftrace.event.id"]), "", record.name, None, "")
     call.began = max(0, record.start_ns - run.wall0)
     return call
 

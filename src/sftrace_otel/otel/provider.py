@@ -84,12 +84,20 @@ def _attach(provider: Any) -> bool:
         processor = SftraceSpanProcessor()
         if not processor.holder.open or processor.holder.intake is None:
             return False
-        provider.add_span_processor(processor)
+        _add(provider, processor)
         _attached.append((provider, processor))
         processor.holder.intake.recorder.connections = guard.connections
         guard.notice_connections()
     _see_all_spans(provider)
     return True
+
+
+def _add(provider: Any, processor: SftraceSpanProcessor) -> None:
+    """Subclasses may do more than add: Phoenix's takes its own exporter off when another processor comes."""
+    if isinstance(provider, TracerProvider):
+        TracerProvider.add_span_processor(provider, processor)
+    else:
+        provider.add_span_processor(processor)
 
 
 def _has_processor(provider: Any) -> bool:

@@ -9,7 +9,7 @@ instrumentations never ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -27,11 +27,13 @@ _SIGNS = ("gen_ai.request.model", "gen_ai.tool.name", "llm.request.type", "reque
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What is remembered of an ended span: parent, call (without content), and whether that call is recorded."""
+    """What is remembered of an ended span: its parent, its call (without content), whether that is recorded, and whether
+    a boundary of ours (`own`) did it."""
 
     parent_id: str | None
     call: MappedCall | None = None
     recorded: bool = False
+    own: bool = False
 
 
 class Selected(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,14 +58,17 @@ def looks_like_call(attributes: Mapping[str, object]) -> bool:
 
 
 def select_calls(
-    spans: Sequence[tuple[SpanRecord, MappedCall | None]], past: Mapping[str, Past] | None = None
+    spans: Sequence[tuple[SpanRecord, MappedCall | None]],
+    past: Mapping[str, Past] | None = None,
+    below: Iterable[str] = (),
 ) -> list[Selected]:
     """The calls of ended spans, outer before inner and earlier before later, each once.
 
     `spans`: the spans of a tree with what `map_content` says of each. `past`: other spans by id, and those of `spans`
     whose call is recorded already; a span that is the same call as a recorded one, or a part of it, is left out.
+    `below`: spans of `past` that are below those of `spans` and may be the same call.
     """
-    return _Selection(spans, past or {}).result()
+    return _Selection(spans, past or {}).result(below)
 
 
 class _Selection:
@@ -88,10 +93,10 @@ class _Selection:
         past = self._past.get(span_id)
         return past is not None and past.recorded
 
-    def result(self) -> list[Selected]:
+    def result(self, below: Iterable[str]) -> list[Selected]:
         groups: dict[str, list[str]] = {}
-        for span_id in self._records:
-            if span_id in self._calls:
+        for span_id in dict.fromkeys([*self._records, *filter(self._recorded, below)]):
+            if self._call(span_id) is not None:
                 groups.setdefault(self._head(span_id), []).append(span_id)
         chosen = [
             self._selected(head, members)
