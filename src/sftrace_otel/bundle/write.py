@@ -133,6 +133,23 @@ def save(
         return publish(folder, target, overwrite=overwrite)
 
 
+@contextmanager
+def filled(target: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A folder to fill with a complete bundle; it is put at `target` when the block ends well, else it is gone.
+
+    Raises:
+        TraceStorageError: As `publish`; or what the block filled in is no bundle.
+    """
+    with _reporting(target), _scratch_folder(target) as folder:
+        yield folder
+        if not is_bundle(folder):
+            raise TraceStorageError("there is no bundle in it", where=str(target), code="missing_file")
+        for inner, _, _ in os.walk(folder):
+            Path(inner).chmod(0o700)
+            _sync_folder(Path(inner))
+        publish(folder, target, overwrite=overwrite)
+
+
 def require_free(target: Path, *, overwrite: bool) -> None:
     """Refuse a target that a bundle cannot go to, before any work is done.
 

@@ -92,7 +92,8 @@ def _overrides(trace: Trace, whole: list[str], parts: list[str]) -> list[Overrid
 def _output(path: Path, given: str | None) -> Path:
     from pathlib import Path as NewPath
 
-    return NewPath(given) if given else path.with_name(f"{path.stem}-forked.sftrace")
+    stem = path.name.removesuffix(".zip").removesuffix(".sftrace")
+    return NewPath(given) if given else path.with_name(f"{stem}-forked.sftrace")
 
 
 def _report(path: Path, trace: Trace, result: ForkResult, out: Path) -> list[str]:
