@@ -225,7 +225,7 @@ class Run:
         self.broken = False
         self.path: Path | None = None
         self.journal: Journal | None = None
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a log handler of the program may be traced itself
         self.calls = 0
         self.open_calls = 0
         self.errors = 0

@@ -323,6 +323,7 @@ class _Described:
         )
         if self.call is not None:
             recorder.refer(ids[1], self.call)
+            tracing.name_root(self.span, self.call.run.name)
             if self.span.is_recording():
                 self.span.set_attributes({"sftrace.run.id": self.call.run.id, "sftrace.event.id": self.call.id})
         self.scope = inner(self.call, lineage, outer)

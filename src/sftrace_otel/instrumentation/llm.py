@@ -73,6 +73,7 @@ class LlmCall:
         if self.call is None:
             return
         self.recorder.refer(ids[1], self.call)
+        tracing.name_root(self.span, self.call.run.name)
         self._note_answers(request)
         if self.span.is_recording():
             self.span.set_attributes(

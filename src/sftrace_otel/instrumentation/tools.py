@@ -211,6 +211,8 @@ class _Recording:
         )
         if self.call is not None:
             recorder.refer(ids[1], self.call)
+            if not around[1]:
+                tracing.name_root(self.span, run.name)
         self.scope = inner(self.call, lineage, outer)
 
     def enter(self) -> tuple[Any, Any]:

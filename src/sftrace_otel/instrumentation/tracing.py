@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from sftrace_otel.version import __version__
 
 __all__ = [
-    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "http_span_id", "start_span",
+    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "http_span_id", "name_root", "start_span",
     "suppressed", "traceparent_ids",
 ]  # fmt: skip
 
@@ -59,6 +59,14 @@ def end_span(span: Span, error: BaseException | str | None = None) -> None:
         span.set_attribute("error.type", name)
         span.set_status(Status(_ERROR, name))
     span.end()
+
+
+def name_root(span: Span, bundle: str) -> None:
+    """Put the bundle's name on a span of ours that is a local root and lacks it."""
+    parent = getattr(span, "parent", span)
+    root = parent is None or getattr(parent, "is_remote", False)
+    if root and span.is_recording() and "sftrace.bundle" not in (getattr(span, "attributes", None) or ()):
+        span.set_attribute("sftrace.bundle", bundle)
 
 
 def ids_of(span: Span) -> tuple[int, int]:
