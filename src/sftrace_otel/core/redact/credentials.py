@@ -151,7 +151,7 @@ JWT = Rule(
     "jwt",
     _substitution(
         r"eyJ(?:(?<![A-Za-z0-9_-]eyJ)|(?<=%[0-9A-Fa-f]{2}eyJ)|(?<=\\[nrtbf]eyJ))"
-        r"[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*){1,3}"
+        r"[A-Za-z0-9_-]{12,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*){1,3}"
     ),
 )
 VENDORS = Rule(
@@ -184,7 +184,7 @@ VENDORS = Rule(
             _guarded("dop_v1_") + "[a-f0-9]{40,}",
             _guarded("dckr_pat_") + "[A-Za-z0-9_-]{20,}",
             _guarded("SG[.]") + "[A-Za-z0-9_-]{16,}[.][A-Za-z0-9_-]{16,}",
-            r"hooks[.]slack[.]com/(?:services|workflows)/[A-Za-z0-9/]{20,}",
+            r"hooks[.]slack[.]com/(?:services|workflows)/(?:[A-Za-z0-9]{1,40}/){1,4}[A-Za-z0-9]{15,}",
             r"bot[0-9]{8,10}:[A-Za-z0-9_-]{35}",
         ]
     ),

@@ -13,8 +13,9 @@ or kept prefixes in the place of a secret (the `.sftrace` format forbids them, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from sftrace_otel.core.redact import assignments, documents, jsontext
@@ -68,6 +69,16 @@ def _any_of(values: Iterable[str]) -> re.Pattern[str] | None:
     """An expression that splits a text at each of `values` and keeps them; None for no values."""
     longest_first = sorted(values, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+
+def _settled(text: str, redact: Callable[[str], str]) -> str:
+    """`text` redacted until it does not change any more; the mark where it does not come to rest."""
+    for _ in range(_ROUNDS):
+        again = redact(text)
+        if again == text:
+            return text
+        text = again
+    return MARK
 
 
 class RedactionPolicy:
@@ -147,16 +158,16 @@ class RedactionPolicy:
         the characters of a secret change. A secret cut over several events of a stream is found in the joined deltas;
         the number of events stays.
         """
-        redacted = documents.redact(self, text)
+        redacted = _settled(text, partial(documents.redact, self))
         return redacted, redacted != text
 
     def redact_url(self, url: str) -> str:
         """A URL without user information, secret parameters and other secrets in it."""
-        return documents.redact_url(self, url)
+        return _settled(url, partial(documents.redact_url, self))
 
     def redact_headers(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """Header fields, in order and with their spelling, without the values of those that carry credentials."""
-        return [(name, documents.redact_header(self, name, value)) for name, value in pairs]
+        return [(name, _settled(value, partial(documents.redact_header, self, name))) for name, value in pairs]
 
     def describe(self) -> dict[str, Json]:
         """Id and rule names for the bundle's report, with counts of known values; never a value or a pattern."""

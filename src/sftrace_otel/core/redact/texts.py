@@ -49,7 +49,7 @@ _JSON_ENDS = ("}", "]", " ", "\n", "\r", "\t")
 _SK = re.compile(rb"k-(?<=sk-)")
 _NAME_BEFORE = re.compile(rb""":[\s\]"'`\\]{0,18}([a-z0-9_.-]{2,64})""")
 _NAME_BEHIND = re.compile(rb"--([a-z0-9_-]{2,64})")
-_GITHUB = re.compile(rb"gh(?:[pousr]_|ithub_pat_)")
+_GITHUB = re.compile(rb"g(?:h[pousr]|ithub_pat)_")
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{24,}={0,2}")
 
 

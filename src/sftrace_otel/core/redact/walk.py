@@ -74,8 +74,12 @@ def hides(rules: Rules, key: str, kind: Sensitivity, item: Json, members: dict[s
     if kind is Sensitivity.ANY:
         return not _is_schema(item)
     if isinstance(item, list):
-        return any(isinstance(part, str) for part in item)
-    return isinstance(item, dict) and not _is_schema(item) and any(isinstance(part, str) for part in item.values())
+        return any(map(_is_text, item))
+    return isinstance(item, dict) and not _is_schema(item) and any(map(_is_text, item.values()))
+
+
+def _is_text(item: Json) -> bool:
+    return isinstance(item, str) and item not in ("", MARK)
 
 
 def _is_plain_text(key: str, item: str, members: dict[str, Json]) -> bool:
@@ -157,13 +161,17 @@ class Walk:
             self._path.append(name)
             if name != key:
                 self.findings.append(Finding(self._pointer(), SECRET_KEY))
-            new = self._member(key, item, members, secret=key == pair, of_schema=of_schema)
+            new = self._member((key, name), item, members, secret=key == pair, of_schema=of_schema)
             self._path.pop()
             same = same and new is item
             changed[name] = new
         return members if same else changed
 
-    def _member(self, key: str, item: Json, members: dict[str, Json], *, secret: bool, of_schema: bool) -> Json:
+    def _member(
+        self, names: tuple[str, str], item: Json, members: dict[str, Json], *, secret: bool, of_schema: bool
+    ) -> Json:
+        """What becomes of `item`; `names` are its key as it was and as it is now, which both may call for hiding."""
+        key = max(names, key=self._rules.sensitivity)
         kind = self._rules.sensitivity(key)
         if secret or (kind and hides(self._rules, key, kind, item, members)):
             return self._replaced(SENSITIVE_KEY)
@@ -175,9 +183,7 @@ class Walk:
 
     def _schema_value(self, item: Json) -> Json:
         """The default, constant or examples of a property whose name is sensitive."""
-        if isinstance(item, str) and item and item != MARK:
-            return self._replaced(SENSITIVE_KEY)
-        if isinstance(item, list) and any(isinstance(part, str) for part in item):
+        if _is_text(item) or (isinstance(item, list) and any(map(_is_text, item))):
             return self._replaced(SENSITIVE_KEY)
         return self.value(item)
 
