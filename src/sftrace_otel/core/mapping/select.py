@@ -27,8 +27,8 @@ _SIGNS = ("gen_ai.request.model", "gen_ai.tool.name", "llm.request.type", "reque
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What is remembered of an ended span: its parent, its call (without content), whether that is recorded, and whether
-    a boundary of ours (`own`) did it."""
+    """What is remembered of an ended span: its parent, its call (without content), whether that is recorded, and
+    whether a boundary of ours (`own`) did it."""
 
     parent_id: str | None
     call: MappedCall | None = None
