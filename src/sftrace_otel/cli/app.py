@@ -34,6 +34,7 @@ VERBS = {
     "pack": "put a bundle into one file, which every verb reads in place",
     "unpack": "put a packed bundle back into a folder",
     "recover": "make bundles of what killed processes left",
+    "schema": "print the JSON Schema of a file of the format",
     "doctor": "say what is installed, what would be recorded and where, and what cannot be",
 }
 _PATH = "PATH is a bundle, a trace id, a run id, or 'latest'. 'sftrace VERB --help' tells more about one verb."
