@@ -96,6 +96,16 @@ def test_override_targets(here: Path) -> None:
     assert Trace.load("x.sftrace").events[5].output == {"count": 100, "items": ["a", "b"]}  # type: ignore[attr-defined]
 
 
+def test_an_override_keeps_the_order_of_its_keys_and_has_the_right_hash(here: Path) -> None:
+    output = {"zeta": 1, "alpha": {"y": 1.0, "b": [1]}, "mid": "é"}
+    fork_trace(
+        "failure.sftrace", ForkPoint(step=5), overrides=[OverrideSpec(step=5, output=output)], output_path="x.sftrace"
+    )
+    forked = Trace.load("x.sftrace").events[5].output  # type: ignore[attr-defined]
+    assert forked == output and list(forked) == list(output)
+    assert validate_bundle("x.sftrace", verify_integrity=True).exit_code == 0
+
+
 def test_validation_of_overrides(here: Path) -> None:
     with pytest.raises(ForkError) as caught:
         fork_trace(Path("failure.sftrace"), ForkPoint(step=5), overrides=[OverrideSpec(step=999, output={})])

@@ -283,7 +283,7 @@ def default_policy() -> RedactionPolicy:
 
 
 def cleaner(policy: RedactionPolicy) -> Callable[[object], tuple[bytes, Sequence[tuple[str, str]]]]:
-    """The way from a value to a payload under `policy`: canonical JSON, and what was redacted as (pointer, reason)."""
+    """The way from a value to a payload under `policy`: JSON text, and what was redacted as (pointer, reason)."""
     from sftrace_otel.core.prepare import prepare
 
     def clean(value: object) -> tuple[bytes, Sequence[tuple[str, str]]]:

@@ -21,6 +21,7 @@ from datetime import datetime
 import msgspec
 
 from sftrace_otel.errors import ForkError
+from sftrace_otel.formats import canonical
 from sftrace_otel.formats.sftrace import (
     MANIFEST_ENTRY,
     EventBase,
@@ -36,7 +37,7 @@ from sftrace_otel.formats.sftrace import (
 __all__ = ["Clean", "ForkError", "ForkInfo", "ForkPoint", "Forked", "Overridden", "OverrideSpec", "fork"]
 
 Clean = Callable[[object], tuple[bytes, Sequence[tuple[str, str]]]]
-"""Makes a payload of a value: its canonical JSON after redaction, and the findings as (JSON Pointer, reason)."""
+"""Makes a payload of a value: its JSON text after redaction, and the findings as (JSON Pointer, reason)."""
 
 _OVERRIDABLE = (ToolResult, LLMResponse)
 _ONLY = "only tool_result and llm_response can be overridden"
@@ -232,7 +233,7 @@ def _override(
     event: EventBase, spec: OverrideSpec, clean: Clean
 ) -> tuple[EventBase, Overridden, list[tuple[str, str]]]:
     data, findings = clean(spec.output)
-    digest = hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256(canonical.reread(data)[1]).hexdigest()
     found = [(f"/output{pointer}", reason) for pointer, reason in findings]
     elsewhere = tuple(pointer for pointer in event.redactions if not _is_output(pointer))
     pointers = dict.fromkeys(pointer for pointer, _ in found)
