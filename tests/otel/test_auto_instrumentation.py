@@ -187,6 +187,40 @@ def test_a_wrong_variable_costs_one_line_and_the_program_runs(child: Child, open
     assert not child.bundles.folder.exists()
 
 
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+REPLAYED = """
+import httpx2
+print(httpx2.get(URL).json())
+"""
+
+
+def test_a_recording_answers_with_the_server_stopped(child: Child, openai_server: Any) -> None:
+    program = agent(openai_server, REPLAYED)
+    recorded = child.run(program, command=INSTRUMENT)
+    openai_server.stop()
+    bundle = str(child.bundles.one())
+    replayed = child.run(program, command=INSTRUMENT, OTEL_SFTRACE_REPLAY=bundle)
+    assert replayed.stdout == recorded.stdout == "{'celsius': 7}\n"
+    assert "same" in replayed.stderr
+    assert len(child.bundles.paths()) == 1
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OTEL_SFTRACE_REPLAY": "nowhere"},
+        pytest.param({"OTEL_SFTRACE_REPLAY": "x", "OTEL_SFTRACE_FSYNC": "sometimes"}, marks=pytest.mark.full),
+        pytest.param({"OTEL_SFTRACE_REPLAY": "x", "OTEL_TRACES_EXPORTER": "no-such"}, marks=pytest.mark.full),
+    ],
+)
+def test_a_replay_that_cannot_start_ends_the_process(child: Child, environ: dict[str, str]) -> None:
+    done = child.run("print('ran for real')", command=INSTRUMENT, code=2, **environ)
+    assert done.stdout == ""
+    assert "replay refused" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # --- an OTLP exporter beside us ---------------------------------------------------------------------------------------
 
 

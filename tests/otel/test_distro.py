@@ -327,10 +327,10 @@ def test_an_instrumentation_that_fails_does_not_fail_the_import(caplog: pytest.L
 
 
 def test_the_hook_never_raises(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(keywords: object) -> None:
+    def fail(environ: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(distro, "read_settings", fail)
+    monkeypatch.setattr(distro, "recording_off", fail)
     distro.pre_instrument()
     [line] = caplog.messages
     assert "RuntimeError" in line and "secret" not in line

@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from importlib.metadata import EntryPoint
 from types import ModuleType
@@ -34,6 +35,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.util._importlib_metadata import entry_points
 
+from sftrace_otel.errors import SftraceError
+from sftrace_otel.instrumentation import replaying
 from sftrace_otel.otel.ids import SftraceIdGenerator
 from sftrace_otel.otel.instrumentors import HttpInstrumentor
 from sftrace_otel.otel.opening import read_settings, sdk_disabled
@@ -80,6 +83,8 @@ class SftraceDistro(BaseDistro):  # type: ignore[misc]
 
     def _configure(self, **kwargs: Any) -> None:
         _silence_not_loaded()
+        if _replay_wanted():
+            _start_replay()  # first, so that no failure of another's set-up lets the program run for real
         if self.other is None:
             return
         chosen = {name for name in os.environ if name.startswith("OTEL_")}
@@ -243,13 +248,10 @@ def _has_own_way(kind: type) -> bool:
 def pre_instrument() -> None:
     """Called by the loader once the SDK is set up, whoever did it: record this process, or replay. Never raises."""
     try:
-        settings = read_settings({})
-        if settings is None:
-            return
-        if settings.replay:
+        if _replay_wanted():
+            _start_replay()
             _own_ids()
-            _replay(settings)
-        elif recording_off(os.environ) is None:
+        elif recording_off(os.environ) is None and read_settings({}) is not None:
             if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
                 trace.set_tracer_provider(TracerProvider())  # no configurator ran, and spans need a provider
             _own_ids()
@@ -272,6 +274,23 @@ def _own_ids() -> None:
         tracer.id_generator = ids
 
 
-def _replay(settings: Settings) -> None:
-    # By name: the replay stands above this room, and only a process that replays needs it.
-    importlib.import_module("sftrace_otel.replay").activate_from_settings(settings)
+def _replay_wanted() -> bool:
+    return bool(os.environ.get("OTEL_SFTRACE_REPLAY", "").strip())
+
+
+def _start_replay() -> None:
+    """Replay for the rest of this process, or end it here with exit code 2.
+
+    Replay fails closed: what calls us swallows exceptions, and a program that ran on would make its calls for real.
+    """
+    if replaying.active() is not None:
+        return
+    try:
+        settings = Settings.from_environ(os.environ)
+        # By name: the replay stands above this room, and only a process that replays needs it.
+        importlib.import_module("sftrace_otel.replay").activate_from_settings(settings)
+    except BaseException as error:
+        why = str(error) if isinstance(error, SftraceError) else type(error).__name__
+        sys.stderr.write(f"sftrace: replay refused: {why}\n")
+        sys.stderr.flush()
+        os._exit(2)
