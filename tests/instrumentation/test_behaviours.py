@@ -98,8 +98,9 @@ def test_stream_sync(same: Run) -> None:
 
 def test_stream_async(same: Run) -> None:
     async def run(url: str) -> list[str]:
-        stream = await aclient(url).chat.completions.create(model="m", messages=user("one two three"), stream=True)
-        return [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+        async with aclient(url) as model:
+            stream = await model.chat.completions.create(model="m", messages=user("one two three"), stream=True)
+            return [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
 
     assert len(same(lambda url: asyncio.run(run(url)))) > 2
 
@@ -107,7 +108,8 @@ def test_stream_async(same: Run) -> None:
 def test_gather_of_different_calls_in_flipped_order(same: Run) -> None:
     async def ask(url: str, text: str, wait: float) -> str | None:
         await asyncio.sleep(wait)
-        done = await aclient(url).chat.completions.create(model="m", messages=user(text))
+        async with aclient(url) as model:
+            done = await model.chat.completions.create(model="m", messages=user(text))
         return done.choices[0].message.content
 
     def program(first: float, second: float) -> Callable[[str], Any]:
@@ -127,7 +129,8 @@ def test_two_equal_calls_in_flight_get_their_own_answers(
 
     async def ask(url: str, wait: float) -> str | None:
         await asyncio.sleep(wait)
-        done = await aclient(url).chat.completions.create(model="m", messages=user("the same"))
+        async with aclient(url) as model:
+            done = await model.chat.completions.create(model="m", messages=user("the same"))
         return done.choices[0].message.content
 
     async def run(url: str, first: float, second: float) -> list[Any]:
