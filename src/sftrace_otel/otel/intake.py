@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -332,6 +333,10 @@ class SpanIntake:
 
     def _hold(self, record: SpanRecord) -> None:
         root = record.parent_id is None or record.parent_is_remote
+        if root and record.trace_id not in self._held:
+            self._begin_late(record, frozenset())
+            self._end(record)
+            return
         with self._lock:
             self._held.setdefault(record.trace_id, []).append(record)
             self._held_count += 1
@@ -348,10 +353,10 @@ class SpanIntake:
         here = {record.span_id for record in records}
         for record in sorted(records, key=lambda item: (item.start_ns, -item.end_ns)):
             self._begin_late(record, here)
-        for record in _children_first(records) if len(records) > 1 else records:
+        for record in _children_first(records):
             self._end(record)
 
-    def _begin_late(self, record: SpanRecord, here: set[str]) -> None:
+    def _begin_late(self, record: SpanRecord, here: AbstractSet[str]) -> None:
         span_id, parent = int(record.span_id, 16), record.parent_id
         above = int(parent, 16) if parent is not None and not record.parent_is_remote and parent in here else None
         self._begin(span_id, int(record.trace_id, 16), above, record.kind, record.name, record.attributes)
