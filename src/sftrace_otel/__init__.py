@@ -6,9 +6,9 @@ The names below are imported when they are first used: `import sftrace_otel` loa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sftrace_otel.version import __version__
+
+TYPE_CHECKING = False  # type checkers take it for true; importing typing would cost every start 5 ms
 
 if TYPE_CHECKING:
     from sftrace_otel.core.redact import RedactionPolicy

@@ -1328,7 +1328,7 @@ def _after_fork() -> None:
         parent = recorder._process
         recorder._lock = threading.RLock()
         for run in recorder._runs.values():
-            run.lock = threading.Lock()
+            run.lock = threading.RLock()
             run.closed = True
             if run.journal is not None:
                 run.journal.abandon()

@@ -94,6 +94,7 @@ class _Recording:
     run_input: Json
     read_blob: Callable[[Mapping[str, Any]], bytes]
     tools: tuple[str, ...] = ()
+    is_block: bool = True
     notes: tuple[str, ...] = ()
 
 
@@ -132,6 +133,7 @@ def _recording(
         run_input=next((event.input for event in events if isinstance(event, RunStart)), None),
         read_blob=read_blob,
         tools=_tools(bundle) if bundle is not None else (),
+        is_block=bundle is None or (bundle.run or {}).get("kind", "record") == "record",
         notes=notes,
     )
 
@@ -373,9 +375,15 @@ class ReplaySession:
         return RunOutcome(status="completed")
 
     def _with_output(self, outcome: RunOutcome) -> RunOutcome:
-        """`outcome` with what the program gave to `set_output`: that is what a recording would hold."""
-        given = self._active.output if self._active is not None else None
-        if given is None or outcome.status != "completed":
+        """`outcome` as a recording would hold it: with what `set_output` was given, and failed where a recorded
+        `record()` block was left by an error that the program caught outside."""
+        active = self._active
+        if outcome.status != "completed" or active is None:
+            return outcome
+        if active.failure is not None and self._recording.is_block:
+            return self.failed(active.failure)
+        given = active.output
+        if given is None:
             return outcome
         self._gave_output = True
         return RunOutcome(status="completed", output=given.value)

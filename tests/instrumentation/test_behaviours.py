@@ -7,6 +7,7 @@ In each the replayed program must give what the recorded one gave, although call
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-from sftrace_otel import ReplayError, ReplayMismatchError, trace_tool
+from sftrace_otel import ReplayError, ReplayMismatchError, ReplaySession, record, trace_tool
 
 Run = Callable[..., Any]
 
@@ -213,6 +214,21 @@ def test_an_agent_that_raises_leaves_a_failed_run_and_raises_again(
     assert bundle.manifest.failure.type == "KeyError"
     with pytest.raises(KeyError):
         frozen(program, openai_server.url)
+
+
+def test_a_failure_caught_outside_the_block_is_the_same_failure_under_replay(
+    recorded: Run, bundle_path: Any, openai_server: Any
+) -> None:
+    def program() -> None:
+        lookup("Oslo")
+        raise LookupError("price")
+
+    with pytest.raises(LookupError):
+        recorded(program)
+    with ReplaySession.from_trace(bundle_path) as replay, contextlib.suppress(LookupError), record("agent"):
+        program()
+    report = replay.report()
+    assert report.exit_code == 0, report.text()
 
 
 def test_secrets_do_not_reach_the_bundle(

@@ -114,6 +114,9 @@ class RecordingSession:
         if self._token is not None:
             leave(self._token)
             self._token = None
+        replay = replaying.active()
+        if replay is not None:
+            replay.failure = error
         if self._run is not None and not self._joined:
             recorder = self._run.recorder
             failure = None

@@ -39,6 +39,7 @@ class Active:
         self.policy = policy
         self.blob = blob
         self.output: Prepared | None = None
+        self.failure: BaseException | None = None
 
     def prepare(self, value: object, serializer: Callable[[object], object] | None = None) -> Prepared:
         """A live payload as the recorder would have prepared it."""
