@@ -3,21 +3,24 @@
 
 A thin façade over `core.fork`: it loads the parent, draws the new run's id, takes the time, and saves. A fork's
 `provenance.json` names the parent by run id, name and the digest of its events, the fork point, and the overrides by
-digests. A parent whose files do not have their checksums is refused: a fork of it would look untouched.
+digests. A parent whose files do not have their checksums is refused: a fork of it would look untouched. A bundle is
+forked as a stream, and the bytes that go into the fork are those that were checked, whatever happens to the files
+meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sftrace_otel.bundle import read, write
+from sftrace_otel.bundle.carry import carry, intact
 from sftrace_otel.bundle.trace import Trace, cleaner, default_policy, new_run_id
-from sftrace_otel.core.fork import Forked, ForkInfo, ForkPoint, OverrideSpec, fork
+from sftrace_otel.core.fork import ForkInfo, ForkPoint, Overridden, OverrideSpec, fork, outline, plan
 from sftrace_otel.errors import ForkError, TraceStorageError
 from sftrace_otel.formats import sftrace, sidecars
 from sftrace_otel.formats.sidecars import Provenance
@@ -94,7 +97,7 @@ class ForkEngine:
             forked.data,
             source=self.trace.source,
             stale=forked.stale | self.trace.stale,
-            provenance=_provenance(info, forked, _digest(self.trace.events)),
+            provenance=_provenance(info, forked.event_id, forked.step, forked.overridden, _digest(self.trace.events)),
             policy=policy,
         )
         return trace, info
@@ -123,34 +126,113 @@ def fork_trace(
         ForkError: The fork point or an override does not fit the trace.
         TraceStorageError: The bundle cannot be read or does not have its checksums, or the fork cannot be saved.
     """
+    if not isinstance(trace, Trace) and output_path is not None:
+        return _fork_stream(trace, fork_point, overrides or (), Path(output_path), overwrite, policy)
     if output_path is not None:
         write.require_free(Path(output_path).expanduser(), overwrite=overwrite)
     parent = trace if isinstance(trace, Trace) else _load_intact(trace)
     path = None if isinstance(trace, Trace) else str(trace)
     forked, info = ForkEngine(parent, fork_point, overrides=overrides, parent_trace_path=path, policy=policy).fork()
     saved = None if output_path is None else str(forked.save(output_path, overwrite=overwrite))
+    return _result(info, saved, len(parent.events), len(forked.events))
+
+
+def _result(info: ForkInfo, saved: str | None, before: int, after: int) -> ForkResult:
     return ForkResult(
         success=True,
         forked_trace_path=saved,
-        original_event_count=len(parent.events),
-        forked_event_count=len(forked.events),
+        original_event_count=before,
+        forked_event_count=after,
         fork_point_step=info.fork_point_step,
         fork_point_event_id=info.fork_point_event_id,
         overrides_applied=info.overrides_applied,
     )
 
 
+def _fork_stream(
+    path: Path | str,
+    point: ForkPoint,
+    overrides: Sequence[OverrideSpec],
+    output: Path,
+    overwrite: bool,
+    policy: RedactionPolicy | None,
+) -> ForkResult:
+    """Fork a bundle into another one, in memory that does not grow with the payloads."""
+    target = output.expanduser()
+    write.require_free(target, overwrite=overwrite)
+    bundle = _intact(path)
+    known = bundle.listed()
+    redactions = sftrace.parse_redactions(bundle.read(sftrace.REDACTIONS_FILE)).entries
+    digest = hashlib.sha256()
+    made = outline(_events(bundle, known[sftrace.EVENTS_FILE], digest.update))
+    decided = plan(
+        bundle.manifest, redactions, made, point, overrides,
+        run_id=new_run_id(), clean=cleaner(policy or default_policy()),
+    )  # fmt: skip
+    before = len(made)
+    del made
+    carried = carry(bundle, stale=decided.stale)
+    kept = decided.take(_events(bundle, digest.hexdigest()))
+    created = datetime.now(UTC)
+    info = ForkInfo(
+        parent_trace_path=str(path),
+        parent_run_id=bundle.manifest.run_id,
+        fork_point_event_id=decided.event_id,
+        fork_point_step=decided.step,
+        fork_timestamp=created,
+        overrides_applied=0,
+    )
+
+    def provenance() -> Iterator[bytes]:
+        yield sidecars.dump_object(
+            _provenance(info, decided.event_id, decided.step, decided.overridden, digest.hexdigest())
+        )
+
+    saved = write.save_lines(
+        (sftrace.dump_event(event) + b"\n" for event in kept),
+        lambda: (decided.manifest, decided.redactions),
+        target,
+        overwrite=overwrite,
+        sidecars={**carried.sidecars, sidecars.PROVENANCE_FILE: provenance()},
+        blobs=carried.blobs,
+    )
+    info = replace(info, overrides_applied=len(decided.overridden))
+    return _result(info, str(saved), before, decided.manifest.totals.events)
+
+
+def _events(
+    bundle: read.Bundle, digest: str | None, note: Callable[[bytes], object] = lambda _: None
+) -> Iterator[sftrace.EventBase]:
+    """The events of a bundle; what they were read from must have had `digest`, and is shown to `note`."""
+    name = sftrace.EVENTS_FILE
+
+    def noted() -> Iterator[bytes]:
+        for line in intact(bundle, name, bundle.lines(name, ends=True), digest):
+            note(line)
+            yield line
+
+    return read.parse_lines(bundle.store, noted())
+
+
 def _load_intact(path: Path | str) -> Trace:
+    bundle = _intact(path)
+    return Trace.of(bundle.trace, source=bundle)
+
+
+def _intact(path: Path | str) -> read.Bundle:
+    """The bundle at `path`, all of its files as their checksums say. Raises TraceStorageError."""
     bundle = read.open_bundle(path)
     report = bundle.integrity()
     if report.state == "mismatch":
         issue = report.issues[0]
         text = f"{issue.message}; a changed bundle is not forked"
         raise TraceStorageError(text, where=str(bundle.path), code=issue.code)
-    return Trace.of(bundle.trace, source=bundle)
+    return bundle
 
 
-def _provenance(info: ForkInfo, forked: Forked, events_sha256: str) -> Provenance:
+def _provenance(
+    info: ForkInfo, event_id: str, step: int, overridden: Iterable[Overridden], events_sha256: str
+) -> Provenance:
     name = None if info.parent_trace_path is None else Path(info.parent_trace_path).name
     return Provenance(
         schema_version=sidecars.VERSION,
@@ -158,10 +240,8 @@ def _provenance(info: ForkInfo, forked: Forked, events_sha256: str) -> Provenanc
         tool=f"sftrace-otel {__version__}",
         created_at=info.fork_timestamp.isoformat(),
         parents=[{"run_id": info.parent_run_id, "name": name, "events_sha256": events_sha256}],
-        fork_point={"step": forked.step, "event_id": forked.event_id},
-        overrides=[
-            {"step": one.step, "event_id": one.event_id, "was": one.was, "now": one.now} for one in forked.overridden
-        ],
+        fork_point={"step": step, "event_id": event_id},
+        overrides=[{"step": one.step, "event_id": one.event_id, "was": one.was, "now": one.now} for one in overridden],
     )
 
 

@@ -8,6 +8,7 @@ off is not carried in its folder. Rejected: copying the folder (foreign files, s
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -40,25 +41,36 @@ def carry(bundle: Bundle, *, stale: Set[str] = frozenset()) -> Carried:
     names = [name for name in sorted(listed) if name not in own and not name.startswith(f"{sidecars.BLOBS_FOLDER}/")]
     digests: set[str] = set()
     for name in names:
-        _verify(bundle, name, listed[name])
-        for piece in _pieces(bundle, name, stale):
+        for piece in _pieces(bundle, name, stale, listed[name]):
             digests.update(found.decode() for found in _BLOB.findall(piece))
-    return Carried({name: _pieces(bundle, name, stale) for name in names}, _blobs(bundle, digests, listed))
+    return Carried(
+        {name: _pieces(bundle, name, stale, listed[name]) for name in names}, _blobs(bundle, digests, listed)
+    )
 
 
-def _verify(bundle: Bundle, name: str, digest: str | None) -> None:
-    if digest is not None and bundle.digest(name) != digest:
+def intact(bundle: Bundle, name: str, pieces: Iterable[bytes], expected: str | None) -> Iterator[bytes]:
+    """`pieces`, all of a file, which in the end must have had the digest that is expected (None: any).
+
+    Raises:
+        TraceStorageError: They had not (code `integrity_mismatch`).
+    """
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    if expected is not None and digest.hexdigest() != expected:
         text = f"does not have the SHA-256 hash that {INTEGRITY_FILE} says"
         raise TraceStorageError(text, where=bundle.store.where(name), code="integrity_mismatch")
 
 
-def _pieces(bundle: Bundle, name: str, stale: Set[str]) -> Iterator[bytes]:
-    """The lines of a sidecar, each with its newline if it has one, without stale rows."""
+def _pieces(bundle: Bundle, name: str, stale: Set[str], digest: str | None) -> Iterator[bytes]:
+    """The lines of a sidecar, each with its newline if it has one, without stale rows; checked as they are read."""
     if name not in _ROWS or not stale:
-        yield from bundle.lines(name, ends=True)
+        yield from intact(bundle, name, bundle.store.chunks(name), digest)
         return
     yield sidecars.header(_ROWS[name]) + b"\n"
-    for line in sidecars.without_events(_ROWS[name], bundle.lines(name), stale):
+    lines = intact(bundle, name, bundle.lines(name, ends=True), digest)
+    for line in sidecars.without_events(_ROWS[name], (line.removesuffix(b"\n") for line in lines), stale):
         yield line + b"\n"
 
 
@@ -67,6 +79,5 @@ def _blobs(bundle: Bundle, digests: Set[str], listed: dict[str, str | None]) -> 
     for digest in sorted(digests):
         name = f"{sidecars.BLOBS_FOLDER}/{digest[:2]}/{digest[2:4]}/{digest}"
         if name in listed:
-            _verify(bundle, name, digest)
-            blobs[name] = bundle.store.chunks(name)
+            blobs[name] = intact(bundle, name, bundle.store.chunks(name), digest)
     return blobs

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -237,7 +237,12 @@ def iter_events(path: Path | str) -> Iterator[Event]:
 
 
 def _events(store: Store) -> Iterator[Event]:
-    for number, line in enumerate(store.lines(EVENTS_FILE), start=1):
+    return parse_lines(store, store.lines(EVENTS_FILE))
+
+
+def parse_lines(store: Store, lines: Iterable[bytes]) -> Iterator[Event]:
+    """The events of the lines of `events.jsonl`, newlines included. Raises TraceStorageError with file and line."""
+    for number, line in enumerate(lines, start=1):
         try:
             yield sftrace.parse_event(_whole(line))
         except FormatError as error:

@@ -35,6 +35,8 @@ MAX_LINE_BYTES = 128 << 20
 """Longest line that is read into memory."""
 MAX_DOCUMENT_BYTES = 128 << 20
 """Largest file that is read into memory whole."""
+MAX_FILE_BYTES = 4 << 30
+"""Largest file of a bundle; a sparse one can say that it is far larger than the disk."""
 MAX_PACK_BYTES = 4 << 30
 """Largest sum of the files in a pack."""
 MAX_PACK_ENTRIES = 60_000
@@ -177,8 +179,12 @@ class FolderStore(Store):
         try:
             handle = os.open(path, _FLAGS | _NO_FOLLOW)
             with os.fdopen(handle, "rb", buffering=_CHUNK) as file:
-                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode):
                     raise TraceStorageError("is not a regular file", where=str(path), code="missing_file")
+                if status.st_size > MAX_FILE_BYTES:
+                    text = f"is larger than {MAX_FILE_BYTES >> 20} MiB, more than this reads"
+                    raise TraceStorageError(text, where=str(path), code="invalid_json")
                 yield file
         except OSError as error:
             raise unreadable(error, path) from error

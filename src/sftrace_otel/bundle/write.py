@@ -15,7 +15,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -123,13 +123,41 @@ def save(
     Raises:
         TraceStorageError: `target` is no place for a bundle, or writing failed; then nothing is left behind.
     """
-    require_free(target, overwrite=overwrite)
     manifest = trace.manifest.replace(totals=sftrace.totals(trace.events, known=trace.manifest.totals))
+    lines = (sftrace.dump_event(event) + b"\n" for event in trace.events)
+    return save_lines(
+        lines,
+        lambda: (manifest, trace.redactions),
+        target,
+        overwrite=overwrite,
+        sidecars=sidecars,
+        blobs=blobs,
+        fsync=fsync,
+    )
+
+
+def save_lines(
+    lines: Iterable[bytes],
+    rest: Callable[[], tuple[Manifest, Sequence[RedactionEntry]]],
+    target: Path,
+    *,
+    overwrite: bool = False,
+    sidecars: Mapping[str, bytes | Iterable[bytes]] | None = None,
+    blobs: Mapping[str, Iterable[bytes]] | None = None,
+    fsync: bool = True,
+) -> Path:
+    """As `save`, for events that come one after the other: `lines` of `events.jsonl`, then `rest()` of them.
+
+    Raises:
+        TraceStorageError: As `save`. What the iterators raise passes through; nothing is left behind then either.
+    """
+    require_free(target, overwrite=overwrite)
     with _reporting(target), _scratch_folder(target) as folder:
-        write_file(folder / sftrace.EVENTS_FILE, (sftrace.dump_event(event) + b"\n" for event in trace.events))
+        write_file(folder / sftrace.EVENTS_FILE, lines)
         for name, content in {**(sidecars or {}), **(blobs or {})}.items():
             write_file(_inside(folder, name), [content] if isinstance(content, bytes) else content)
-        finish_folder(folder, manifest=manifest, redactions=trace.redactions, fsync=fsync)
+        manifest, redactions = rest()
+        finish_folder(folder, manifest=manifest, redactions=redactions, fsync=fsync)
         return publish(folder, target, overwrite=overwrite)
 
 

@@ -12,9 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sftrace_otel.bundle.read import Bundle
     from sftrace_otel.fork import ForkResult, OverrideSpec
     from sftrace_otel.formats import Json
-    from sftrace_otel.trace import Trace
 
 USAGE = "PATH (--at-step N | --at-event ID) [-o OUT] [options]"
 EXITS = "Exit code: 0; 1 the fork point or an override does not fit the bundle; 2 a file cannot be read or written."
@@ -59,33 +59,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fork(arguments: argparse.Namespace) -> int:
+    from sftrace_otel.bundle.read import open_bundle
     from sftrace_otel.fork import ForkPoint, fork_trace
-    from sftrace_otel.trace import Trace
 
     path = locate(arguments)
-    trace = Trace.load(path)
+    bundle = open_bundle(path)
     out = _output(path, arguments.output)
     result = fork_trace(
         path,
         ForkPoint(step=arguments.at_step, event_id=arguments.at_event),
-        overrides=_overrides(trace, arguments.override, arguments.set),
+        overrides=_overrides(bundle, arguments.override, arguments.set),
         output_path=out,
         overwrite=arguments.overwrite,
     )
     if arguments.json:
         say_json(_document(path, result, out))
     else:
-        say(*_report(path, trace, result, out))
+        say(*_report(path, bundle, result, out))
     return 0
 
 
-def _overrides(trace: Trace, whole: list[str], parts: list[str]) -> list[OverrideSpec]:
+def _overrides(bundle: Bundle, whole: list[str], parts: list[str]) -> list[OverrideSpec]:
     from sftrace_otel.analysis.overrides import outputs, read_override, read_set
     from sftrace_otel.fork import OverrideSpec
 
     changes = [*map(read_override, whole), *map(read_set, parts)]
     return [
-        OverrideSpec(step=one.step, event_id=one.event_id, output=one.output) for one in outputs(trace.events, changes)
+        OverrideSpec(step=one.step, event_id=one.event_id, output=one.output)
+        for one in outputs(bundle.events if parts else (), changes)
     ]
 
 
@@ -96,7 +97,7 @@ def _output(path: Path, given: str | None) -> Path:
     return NewPath(given) if given else path.with_name(f"{stem}-forked.sftrace")
 
 
-def _report(path: Path, trace: Trace, result: ForkResult, out: Path) -> list[str]:
+def _report(path: Path, bundle: Bundle, result: ForkResult, out: Path) -> list[str]:
     rows: list[tuple[str, object]] = [
         ("Original Events", result.original_event_count),
         ("Forked Events", result.forked_event_count),
@@ -110,8 +111,8 @@ def _report(path: Path, trace: Trace, result: ForkResult, out: Path) -> list[str
         "Sftrace Fork",
         "",
         f"Original trace:  {clean(path)}",
-        f"Agent:           {clean(trace.manifest.agent_name)}",
-        f"Events:          {len(trace.events)}",
+        f"Agent:           {clean(bundle.manifest.agent_name)}",
+        f"Events:          {result.original_event_count}",
         f"Fork at step:    {result.fork_point_step}",
         "",
         *box("Fork Report", rows),

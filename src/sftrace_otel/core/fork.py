@@ -3,6 +3,9 @@
 
 Pure: the new run's id, the time, and the way outputs are cleaned are handed in; files are `bundle`'s and `fork`'s.
 
+Events are gone through twice, one at a time: an `Outline` takes of each what deciding needs (some bytes), and
+`Plan.take` then lets the kept ones through, changed where asked. So a bundle is forked in the memory of its ids.
+
 Decision: a fork keeps every event up to the step of its fork point, events of one step together, ids unchanged. Its
 status says what it holds, not what its parent came to: `failed` only with the failure's step and an error event inside,
 `completed` only with the run_end, else `running`. An override changes the output of an event, its hash and its
@@ -14,7 +17,8 @@ failures name steps), and keeping the parent's status (a failed run cut before i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -23,23 +27,35 @@ import msgspec
 from sftrace_otel.errors import ForkError
 from sftrace_otel.formats import canonical
 from sftrace_otel.formats.sftrace import (
+    EVENT_CLASSES,
     MANIFEST_ENTRY,
     EventBase,
     LLMResponse,
     Manifest,
     RedactionEntry,
-    ToolResult,
     Totals,
     TraceData,
-    totals,
 )
 
-__all__ = ["Clean", "ForkError", "ForkInfo", "ForkPoint", "Forked", "Overridden", "OverrideSpec", "fork"]
+__all__ = [
+    "Clean",
+    "ForkError",
+    "ForkInfo",
+    "ForkPoint",
+    "Forked",
+    "Outline",
+    "Overridden",
+    "OverrideSpec",
+    "Plan",
+    "fork",
+    "outline",
+    "plan",
+]
 
 Clean = Callable[[object], tuple[bytes, Sequence[tuple[str, str]]]]
 """Makes a payload of a value: its JSON text after redaction, and the findings as (JSON Pointer, reason)."""
 
-_OVERRIDABLE = (ToolResult, LLMResponse)
+_OVERRIDABLE = ("tool_result", "llm_response")
 _ONLY = "only tool_result and llm_response can be overridden"
 
 
@@ -120,13 +136,162 @@ class Forked:
     stale: frozenset[str]
 
 
-def fork(
-    trace: TraceData, point: ForkPoint, overrides: Sequence[OverrideSpec] = (), *, run_id: str, clean: Clean
-) -> Forked:
-    """Cut `trace` after `point` and replace outputs.
+class Outline:
+    """What forking asks of a trace: ids, steps, types and parents. Built by `add`, one event after the other."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, int] = {}
+        self.ids: list[str] = []
+        self.steps = array("q")
+        self._types = bytearray()
+        self._parents = array("q")
+        self._unseen: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, event: EventBase) -> None:
+        """Take note of the next event."""
+        number = len(self.ids)
+        self.at.setdefault(event.id, number)
+        self.ids.append(event.id)
+        self.steps.append(event.step)
+        self._types.append(_TYPES.index(event.type))
+        parent = event.parent_id
+        self._parents.append(-1 if parent is None else self.at.get(parent, -2))
+        if parent is not None and self._parents[-1] == -2:
+            self._unseen[number] = parent
+
+    def type(self, number: int) -> str:
+        """The type of an event."""
+        return _TYPES[self._types[number]]
+
+    def parent(self, number: int) -> str | None:
+        """The id of an event's parent."""
+        found = self._parents[number]
+        return self.ids[found] if found >= 0 else self._unseen.get(number)
+
+    def fitting(self, target: int | str) -> list[int]:
+        """The events of a step, or with an id."""
+        if isinstance(target, str):
+            first = self.at.get(target)
+            return [] if first is None else [number for number in range(first, len(self)) if self.ids[number] == target]
+        return [number for number, step in enumerate(self.steps) if step == target]
+
+
+_TYPES = tuple(EVENT_CLASSES)
+
+
+def outline(events: Iterable[EventBase]) -> Outline:
+    """The outline of events."""
+    made = Outline()
+    for event in events:
+        made.add(event)
+    return made
+
+
+class Plan:
+    """A fork that was decided. `take` goes through the events once; after that the rest is known.
+
+    Attributes:
+        event_id, step: The fork point, both ways.
+        stale: Ids of events whose sidecar rows no longer hold: left out, overridden, or asking for one of these.
+        overridden: The overrides that were applied, in the order of the events; after `take`.
+    """
+
+    def __init__(
+        self,
+        parent: Manifest,
+        redactions: Sequence[RedactionEntry],
+        made: Outline,
+        point: ForkPoint,
+        overrides: Sequence[OverrideSpec],
+        run_id: str,
+        clean: Clean,
+    ) -> None:
+        by_target = _index(overrides)
+        last = _find(made, point)
+        self.event_id, self.step = made.ids[last], made.steps[last]
+        _require_parents(made, self.step)
+        self._chosen = _choose(made, by_target, self.step)
+        self.stale = _stale(made, self.step, self._chosen)
+        self.overridden: list[Overridden] = []
+        self._parent = parent
+        self._run_id = run_id
+        self._clean = clean
+        self._entries = list(redactions)
+        self._counts = Totals()
+        self._whole = True
+        self._costs: list[float] = []
+        self._types: set[str] = set()
+        self._kept: set[str] = {MANIFEST_ENTRY}
+
+    def take(self, events: Iterable[EventBase]) -> Iterator[EventBase]:
+        """The events of the fork, of the same events that the outline was made of."""
+        found = dict.fromkeys(EVENT_CLASSES, 0)
+        for event in events:
+            if event.step > self.step:
+                self._whole = False
+                continue
+            found[event.type] += 1
+            self._kept.add(event.id)
+            if isinstance(event, LLMResponse) and event.cost_usd is not None:
+                self._costs.append(event.cost_usd)
+            yield self._changed(event).replace(run_id=self._run_id)
+        self._types = {kind for kind, count in found.items() if count}
+        self._counts = Totals(events=sum(found.values()), llm_calls=found["llm_request"], tool_calls=found["tool_call"])
+
+    def _changed(self, event: EventBase) -> EventBase:
+        spec = self._chosen.get(event.id)
+        if spec is None:
+            return event
+        changed, record, findings = _override(event, spec, self._clean)
+        self.overridden.append(record)
+        self._entries = _replaced(self._entries, event, findings)
+        return changed
+
+    @property
+    def manifest(self) -> Manifest:
+        """The fork's manifest; after `take`."""
+        parent = self._parent
+        failed = parent.failure is not None and parent.failure.step <= self.step and "error" in self._types
+        ended = "run_end" in self._types and parent.status == "completed"
+        known = parent.totals if self._whole else Totals(cost_usd=sum(self._costs) if self._costs else None)
+        counts = self._counts
+        return parent.replace(
+            run_id=self._run_id,
+            status="failed" if failed else "completed" if ended else "running",
+            failure=parent.failure if failed else None,
+            totals=known.replace(events=counts.events, llm_calls=counts.llm_calls, tool_calls=counts.tool_calls),
+        )
+
+    @property
+    def redactions(self) -> tuple[RedactionEntry, ...]:
+        """The fork's redactions; after `take`."""
+        failed = self.manifest.failure is not None
+        return tuple(
+            entry
+            for entry in self._entries
+            if entry.event_id in self._kept
+            and (failed or entry.event_id != MANIFEST_ENTRY or not entry.path.startswith("/failure"))
+        )
+
+
+def plan(
+    manifest: Manifest,
+    redactions: Sequence[RedactionEntry],
+    made: Outline,
+    point: ForkPoint,
+    overrides: Sequence[OverrideSpec] = (),
+    *,
+    run_id: str,
+    clean: Clean,
+) -> Plan:
+    """Decide a fork.
 
     Args:
-        trace: The parent; it is not changed.
+        manifest, redactions: Of the parent.
+        made: The outline of the parent's events.
         point: The last step to keep.
         overrides: Outputs to replace, at most one for each target.
         run_id: Id of the new run.
@@ -136,26 +301,21 @@ def fork(
         ForkError: The point or a target does not exist, an override fits no result, a target is named twice, or an
             event that stays has a parent that does not.
     """
-    by_target = _index(overrides)
-    last = _find(trace.events, point)
-    kept = [event for event in trace.events if event.step <= last.step]
-    _require_parents(kept, last.step)
-    chosen = _choose(trace.events, kept, by_target, last.step)
-    events: list[EventBase] = []
-    applied: list[Overridden] = []
-    entries = _entries_of(trace, kept)
-    for event in kept:
-        changed: EventBase = event
-        if event.id in chosen:
-            changed, record, found = _override(event, chosen[event.id], clean)
-            applied.append(record)
-            entries = _replaced(entries, event, found)
-        events.append(changed.replace(run_id=run_id))
-    manifest = _manifest(trace, events, last.step, run_id)
-    if manifest.failure is None:
-        entries = [e for e in entries if not (e.event_id == MANIFEST_ENTRY and e.path.startswith("/failure"))]
-    data = TraceData(manifest=manifest, events=tuple(events), redactions=tuple(entries))
-    return Forked(data, last.id, last.step, tuple(applied), _stale(trace.events, last.step, chosen))
+    return Plan(manifest, redactions, made, point, overrides, run_id, clean)
+
+
+def fork(
+    trace: TraceData, point: ForkPoint, overrides: Sequence[OverrideSpec] = (), *, run_id: str, clean: Clean
+) -> Forked:
+    """Cut a trace in memory after `point` and replace outputs; the trace is not changed. Arguments as of `plan`.
+
+    Raises:
+        ForkError: As `plan`.
+    """
+    made = plan(trace.manifest, trace.redactions, outline(trace.events), point, overrides, run_id=run_id, clean=clean)
+    events = tuple(made.take(trace.events))
+    data = TraceData(manifest=made.manifest, events=events, redactions=made.redactions)
+    return Forked(data, made.event_id, made.step, tuple(made.overridden), made.stale)
 
 
 def _index(overrides: Iterable[OverrideSpec]) -> dict[int | str, OverrideSpec]:
@@ -171,59 +331,61 @@ def _index(overrides: Iterable[OverrideSpec]) -> dict[int | str, OverrideSpec]:
     return by_target
 
 
-def _find(events: Sequence[EventBase], point: ForkPoint) -> EventBase:
-    for event in events:
-        if event.id == point.event_id if point.event_id is not None else event.step == point.step:
-            return event
+def _find(made: Outline, point: ForkPoint) -> int:
+    found = made.fitting(point.event_id if point.event_id is not None else point.step or 0)
+    if found:
+        return found[0]
     if point.event_id is not None:
         raise ForkError(f"event ID {point.event_id!r} not found in trace", code="fork_point_not_found")
     raise ForkError(f"step {point.step} not found in trace", code="fork_point_not_found")
 
 
-def _require_parents(kept: Sequence[EventBase], step: int) -> None:
-    ids = {event.id for event in kept}
-    for event in kept:
-        if event.parent_id is not None and event.parent_id not in ids:
+def _require_parents(made: Outline, step: int) -> None:
+    for number, own in enumerate(made.steps):
+        if own > step:
+            continue
+        parent = made.parent(number)
+        at = None if parent is None else made.at.get(parent)
+        if parent is not None and (at is None or made.steps[at] > step):
             raise ForkError(
-                f"fork at step {step} would break parent dependency: event {event.id} references parent "
-                f"{event.parent_id} which occurs after fork point",
+                f"fork at step {step} would break parent dependency: event {made.ids[number]} references parent "
+                f"{parent} which occurs after fork point",
                 code="broken_parent",
             )
 
 
-def _choose(
-    events: Sequence[EventBase], kept: Sequence[EventBase], by_target: Mapping[int | str, OverrideSpec], last: int
-) -> dict[str, OverrideSpec]:
+def _choose(made: Outline, by_target: Mapping[int | str, OverrideSpec], last: int) -> dict[str, OverrideSpec]:
     """Event id to the override it gets. An override that fits nothing is an error, all of them in one."""
     chosen: dict[str, OverrideSpec] = {}
     errors: list[str] = []
     for target, spec in by_target.items():
-        found = [event for event in kept if target in (event.step, event.id)]
-        results = [event for event in found if isinstance(event, _OVERRIDABLE)]
+        fitting = made.fitting(target)
+        found = [number for number in fitting if made.steps[number] <= last]
+        results = [made.ids[number] for number in found if made.type(number) in _OVERRIDABLE]
         if len(results) == 1:
-            if results[0].id not in chosen or isinstance(target, str):
-                chosen[results[0].id] = spec
+            if results[0] not in chosen or isinstance(target, str):
+                chosen[results[0]] = spec
         elif results:
             errors.append(f"override targets step {target}, which has several results; name one by its event ID")
         else:
-            errors.append(_misfit(events, found, target, last))
+            errors.append(_misfit(made, found or fitting, target, last))
     if errors:
         raise ForkError(f"invalid overrides: {'; '.join(errors)}", code="invalid_override")
     return chosen
 
 
-def _misfit(events: Sequence[EventBase], found: Sequence[EventBase], target: int | str, last: int) -> str:
+def _misfit(made: Outline, found: Sequence[int], target: int | str, last: int) -> str:
     """Why an override fits nothing."""
-    if found:
-        kind = found[0].type
+    if found and made.steps[found[0]] <= last:
+        kind = made.type(found[0])
         what = f"step {target} ({kind})" if isinstance(target, int) else f"{kind} event {target}"
         return f"override targets {what}; {_ONLY}"
-    if any(target in (event.step, event.id) for event in events):
+    if found:
         what = f"step {target}" if isinstance(target, int) else f"event {target}"
         return f"override targets {what}, which comes after the fork point (step {last})"
     if isinstance(target, str):
         return f"override targets non-existent event {target}"
-    steps = max((event.step for event in events), default=-1) + 1
+    steps = max(made.steps, default=-1) + 1
     if 0 <= target < steps:
         return f"override targets step {target}, which no event has"
     return f"override targets step {target} but trace only has {steps} steps"
@@ -259,11 +421,6 @@ def _is_output(pointer: str) -> bool:
     return pointer == "/output" or pointer.startswith("/output/")
 
 
-def _entries_of(trace: TraceData, kept: Sequence[EventBase]) -> list[RedactionEntry]:
-    ids = {event.id for event in kept} | {MANIFEST_ENTRY}
-    return [entry for entry in trace.redactions if entry.event_id in ids]
-
-
 def _replaced(
     entries: Sequence[RedactionEntry], event: EventBase, found: Iterable[tuple[str, str]]
 ) -> list[RedactionEntry]:
@@ -272,33 +429,13 @@ def _replaced(
     return [*rest, *(RedactionEntry(event_id=event.id, path=path, reason=reason) for path, reason in found)]
 
 
-def _manifest(trace: TraceData, events: Sequence[EventBase], step: int, run_id: str) -> Manifest:
-    parent = trace.manifest
-    whole = len(events) == len(trace.events)
-    failed = (
-        parent.failure is not None and parent.failure.step <= step and any(event.type == "error" for event in events)
-    )
-    ended = any(event.type == "run_end" for event in events) and parent.status == "completed"
-    return parent.replace(
-        run_id=run_id,
-        status="failed" if failed else "completed" if ended else "running",
-        failure=parent.failure if failed else None,
-        totals=totals(events, known=parent.totals if whole else Totals(cost_usd=_cost(events))),
-    )
-
-
-def _cost(events: Iterable[EventBase]) -> float | None:
-    """What the kept calls cost in US dollars, if any says so."""
-    costs = [event.cost_usd for event in events if isinstance(event, LLMResponse) and event.cost_usd is not None]
-    return sum(costs) if costs else None
-
-
-def _stale(events: Iterable[EventBase], step: int, chosen: Mapping[str, OverrideSpec]) -> frozenset[str]:
+def _stale(made: Outline, step: int, chosen: Mapping[str, OverrideSpec]) -> frozenset[str]:
     """Ids that no row of a sidecar may speak of any more: a row would bring back what was cut off or replaced."""
     stale: set[str] = set()
-    for event in events:
-        if event.step > step or event.id in chosen:
-            stale.add(event.id)
-            if event.parent_id is not None and event.type in ("tool_result", "llm_response", "error"):
-                stale.add(event.parent_id)
+    for number, own in enumerate(made.steps):
+        if own > step or made.ids[number] in chosen:
+            stale.add(made.ids[number])
+            parent = made.parent(number)
+            if parent is not None and made.type(number) in ("tool_result", "llm_response", "error"):
+                stale.add(parent)
     return frozenset(stale)
