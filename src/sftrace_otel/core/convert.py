@@ -366,9 +366,19 @@ def _restored(value: Json, tree: dict[str, Any]) -> object:
     elif isinstance(value, list):
         form = [_restored(item, tree.get(f"/{place}", _NO_TAGS) if tree else tree) for place, item in enumerate(value)]
     try:
-        return _BACK[tree["tag"]](form) if "tag" in tree else form
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError):
+        return _tagged_back(form, tree["tag"]) if "tag" in tree else form
+    except (TypeError, ValueError, ArithmeticError, LookupError):  # another shape: the JSON is all there is
         return form
+
+
+def _tagged_back(form: Any, tag: str) -> object:
+    if isinstance(form, str) and tag in _OF_TEXTS:
+        return _OF_TEXTS[tag](form)
+    if isinstance(form, list) and tag in _OF_LISTS:
+        return _OF_LISTS[tag](form)
+    if isinstance(form, dict) and tag == "int_keys":
+        return {int(key): item for key, item in form.items()}
+    return form
 
 
 def _is_encodable(text: str) -> bool:
@@ -404,10 +414,13 @@ def _size(value: Any) -> int:
 
 def _model_dump(value: Any) -> Any:
     """What a pydantic model says it is; models of other libraries may not know the arguments."""
-    try:
-        return value.model_dump(mode="json", warnings=False)
-    except Exception:
-        return value.model_dump()
+    quiet: tuple[dict[str, Any], ...] = ({"mode": "json", "warnings": False}, {"warnings": False})
+    for arguments in quiet:
+        try:
+            return value.model_dump(**arguments)
+        except Exception:
+            continue
+    return value.model_dump()
 
 
 def _fields(value: Any, kind: type) -> list[tuple[str, Any]] | None:
@@ -474,15 +487,11 @@ _FORMS: dict[type, Callable[[Converter, Any], Json]] = {
 }
 _LEAVES = frozenset(_FORMS) - {list, dict, tuple, set, frozenset, BaseException}
 
-_BACK: dict[str, Callable[[Any], object]] = {
+_OF_LISTS: dict[str, Callable[[Any], object]] = {"dict": dict, "tuple": tuple, "set": set, "frozenset": frozenset}
+_OF_TEXTS: dict[str, Callable[[str], object]] = {
     "NaN": lambda form: float({"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}[form]),
     "int": lambda form: int(form, 16),
     "surrogates": _surrogates_back,
-    "int_keys": lambda form: {int(key): item for key, item in form.items()},
-    "dict": dict,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
     "bytes": lambda form: base64.b64decode(form, validate=True),
     "bytearray": lambda form: bytearray(base64.b64decode(form, validate=True)),
     "datetime": dt.datetime.fromisoformat,
@@ -496,3 +505,4 @@ _BACK: dict[str, Callable[[Any], object]] = {
     "PurePosixPath": PurePosixPath,
     "PureWindowsPath": PureWindowsPath,
 }
+_BACK = {"int_keys", *_OF_LISTS, *_OF_TEXTS}
