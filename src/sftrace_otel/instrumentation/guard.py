@@ -106,7 +106,9 @@ def _audit(event: str, args: tuple[object, ...]) -> None:
 def _resolve(host: object, port: object) -> None:
     if isinstance(host, bytes):
         host = host.decode("ascii", "replace")
-    if isinstance(host, str) and isinstance(port, (int, str)) and str(port).isdigit() and len(_names) < _LIMIT:
+    if not isinstance(host, str) or not host.strip("0123456789.") or ":" in host:
+        return  # an address, not a name
+    if isinstance(port, (int, str)) and str(port).isdigit() and (int(port) in _names or len(_names) < _LIMIT):
         _names[int(port)] = host
 
 
