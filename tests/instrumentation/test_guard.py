@@ -47,14 +47,18 @@ def test_connections_outside_are_named_in_the_bundle(openai_server: Any, tmp_pat
     assert obstacle["kind"] == "connection" and "urllib connected to" in obstacle["what"]
 
 
-def test_an_exporters_own_connection_is_nobodys_dependency(openai_server: Any) -> None:
+@pytest.mark.parametrize("key", ["suppress_instrumentation", context._SUPPRESS_INSTRUMENTATION_KEY])
+def test_an_exporters_own_connection_is_nobodys_dependency(key: str, openai_server: Any, bundle_path: Path) -> None:
     guard.notice_connections()
-    token = context.attach(context.set_value("suppress_instrumentation", True))
-    try:
-        urllib.request.urlopen(openai_server.url + "/json").close()
-    finally:
-        context.detach(token)
+    with record("agent", output=bundle_path):
+        token = context.attach(context.set_value(key, True))
+        try:
+            urllib.request.urlopen(openai_server.url + "/json").close()
+            httpx.get(openai_server.url + "/json")
+        finally:
+            context.detach(token)
     assert guard.connections() == []
+    assert [event.type for event in open_bundle(bundle_path).events] == ["run_start", "run_end"]
 
 
 def test_a_process_that_talked_to_a_model_uncaptured_says_so_at_exit(tmp_path: Path) -> None:

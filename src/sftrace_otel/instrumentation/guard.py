@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.errors import ReplayPolicyError
+from sftrace_otel.instrumentation.tracing import suppressed
 
 if TYPE_CHECKING:
     from sftrace_otel.core.session import Session
@@ -120,14 +121,14 @@ def _connect(sock: object, address: object) -> None:
         return
     if _session is not None:
         _refuse(host, port)
-    elif not _inside.get() and not _suppressed():
+    elif not _inside.get() and not suppressed():
         _notice(host, port)
 
 
 def _refuse(host: str, port: int) -> None:
     session = _session
     named = _names.get(port, host)
-    if session is None or _allowed & {f"{host}:{port}", f"{named}:{port}"} or _suppressed():
+    if session is None or _allowed & {f"{host}:{port}", f"{named}:{port}"} or suppressed():
         return
     library = _library()
     error = ReplayPolicyError(
@@ -145,15 +146,6 @@ def _notice(host: str, port: int) -> None:
             return
         name = _names.get(port, host)
         _seen[key] = {"host": name, "port": port, "library": _library(), "llm": name in LLM_HOSTS}
-
-
-def _suppressed() -> bool:
-    context = sys.modules.get("opentelemetry.context")
-    if context is None:
-        return False
-    return bool(context.get_value("suppress_instrumentation")) or bool(
-        context.get_value("suppress_http_instrumentation")
-    )
 
 
 _PLUMBING = frozenset(

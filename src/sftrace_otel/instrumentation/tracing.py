@@ -100,6 +100,19 @@ def traceparent_ids(value: str) -> int:
         return 0
 
 
+_SUPPRESSING = tuple(
+    dict.fromkeys(
+        [
+            "suppress_instrumentation",
+            getattr(otel_context, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation"),
+            getattr(otel_context, "_SUPPRESS_HTTP_INSTRUMENTATION_KEY", "suppress_instrumentation"),
+        ]
+    )
+)
+"""Context keys by which exporters keep their own requests out; the API's are made with a UUID at import."""
+
+
 def suppressed() -> bool:
     """True where OpenTelemetry's own work (an exporter's request) is under way."""
-    return bool(otel_context.get_value("suppress_instrumentation"))
+    here = otel_context.get_current()
+    return bool(here) and any(here.get(key) for key in _SUPPRESSING)
