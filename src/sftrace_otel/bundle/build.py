@@ -9,18 +9,18 @@ again from the journal, which goes only when `integrity.json` stands.
 from __future__ import annotations
 
 import datetime as _dt
-import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import msgspec
 import orjson
 
-from sftrace_otel.bundle.records import Begin, End, Record, Single, decode
+from sftrace_otel.bundle.records import NOTHING, Begin, End, Record, Single, decode
 from sftrace_otel.bundle.write import new_file, write_file
 from sftrace_otel.formats import sidecars
 from sftrace_otel.formats.sftrace import EVENTS_FILE, Environment, Failure, Manifest, RedactionEntry, Totals
@@ -37,7 +37,7 @@ def timestamp(unix_ns: int) -> str:
     return f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06d}Z"
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _second(unix: int) -> str:
     return (_EPOCH + _dt.timedelta(seconds=unix)).strftime("%Y-%m-%dT%H:%M:%S")
 
@@ -102,8 +102,12 @@ def manifest_of(closing: Closing, counts: Counts) -> Manifest:
 
 def read_records(path: Path, counts: Counts) -> Iterator[Record]:
     """The records of a journal, as they were appended; what cannot be read is left out and counted. Raises OSError."""
-    for _, record in _placed(path, counts):
-        yield record
+    with _opened(path) as file:
+        for line in iter(partial(file.readline, MAX_RECORD_BYTES), b""):
+            try:
+                yield decode(line) if line[-1] == _NEWLINE else _torn()
+            except _UNREADABLE:
+                counts.damaged += 1
 
 
 def sorted_records(path: Path, counts: Counts) -> Iterator[Record]:
@@ -117,25 +121,24 @@ def sorted_records(path: Path, counts: Counts) -> Iterator[Record]:
 
 
 def _placed(path: Path, counts: Counts) -> Iterator[tuple[int, Record]]:
-    """Each record with its offset. A line without its newline was torn; it is no record, however it reads."""
+    """Each record with its offset."""
     at = 0
     with _opened(path) as file:
-        for line in iter(lambda: file.readline(MAX_RECORD_BYTES), b""):
-            record = _read(line)
-            if record is None:
+        for line in iter(partial(file.readline, MAX_RECORD_BYTES), b""):
+            try:
+                yield at, decode(line) if line[-1] == _NEWLINE else _torn()
+            except _UNREADABLE:
                 counts.damaged += 1
-            else:
-                yield at, record
             at += len(line)
 
 
-def _read(line: bytes) -> Record | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        return decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+_NEWLINE = 0x0A
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def _torn() -> Record:
+    """A line without its newline was torn; it is no record, however it reads."""
+    raise ValueError
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -164,8 +167,9 @@ def build(folder: Path, records: Iterable[Record], closing: Closing, counts: Cou
         calls.write(sidecars.header("calls") + b"\n")
         for record in records:
             if isinstance(record, Begin):
-                opened[record.n] = msgspec.structs.replace(record, p=msgspec.Raw(b"null"))
                 events.write(writer.request(record))
+                record.p = NOTHING  # only its request is needed for the result
+                opened[record.n] = record
             elif isinstance(record, End):
                 begin = opened.pop(record.n, None)
                 if begin is not None:
@@ -241,14 +245,25 @@ class _Events:
     def __init__(self, run_id: str, counts: Counts) -> None:
         self._run = orjson.dumps(run_id)
         self._counts = counts
+        self._texts: dict[str | None, bytes] = {}
+
+    def _text(self, text: str | None) -> bytes:
+        """A name as JSON; the same few come again and again."""
+        known = self._texts.get(text)
+        if known is None:
+            known = orjson.dumps(text)
+            if len(self._texts) < 1024:
+                self._texts[text] = known
+        return known
 
     def request(self, record: Begin) -> bytes:
-        own = [(b"name", orjson.dumps(record.name)), (b"input", bytes(record.p))]
         if record.kind == "llm":
             self._counts.llm += 1
-            own = [(b"provider", orjson.dumps(record.provider)), (b"model", orjson.dumps(record.model)), own[1]]
+            members = (self._text(record.provider), self._text(record.model), record.p)
+            own = b',"provider":%s,"model":%s,"input":%s' % members
         else:
             self._counts.tool += 1
+            own = b',"name":%s,"input":%s' % (self._text(record.name), record.p)
         return self._line(
             record.id, record.parent, _REQUEST_TYPE[record.kind], record.w, own,
             policy=record.policy, ih=record.h, redactions=_under(record.r, "input"),
@@ -256,14 +271,15 @@ class _Events:
 
     def result(self, begin: Begin, end: End) -> list[bytes]:
         lines = []
-        duration = max(0, (end.m - begin.m) // 1_000_000)
         parent = begin.id
         if end.id is not None:
-            lines.append(self._answer(begin, end, duration))
+            lines.append(self._answer(begin, end, end.id))
             parent = end.id
         if end.error is not None and end.error_id is not None:
-            own = [(b"error_type", orjson.dumps(end.error["type"])), (b"message", orjson.dumps(end.error["message"]))]
-            own.append((b"details", b"null"))
+            own = b',"error_type":%s,"message":%s,"details":null' % (
+                orjson.dumps(end.error["type"]),
+                orjson.dumps(end.error["message"]),
+            )
             pointers = [("/message", reason) for reason in end.error.get("findings", ())]
             lines.append(
                 self._line(
@@ -273,29 +289,25 @@ class _Events:
             )  # fmt: skip
         return lines
 
-    def _answer(self, begin: Begin, end: End, duration: int) -> bytes:
-        assert end.id is not None
-        redactions = _under(end.r, "output")
+    def _answer(self, begin: Begin, end: End, event_id: str) -> bytes:
         if begin.kind == "llm":
-            prompt, completion, total = end.tokens
-            own = [
-                (b"model", orjson.dumps(end.model or begin.model)),
-                (b"output", bytes(end.p)),
-                (b"prompt_tokens", orjson.dumps(prompt)),
-                (b"completion_tokens", orjson.dumps(completion)),
-                (b"total_tokens", orjson.dumps(total)),
-                (b"cost_usd", b"null"),
-            ]
+            prompt, completion, total = map(orjson.dumps, end.tokens)
+            own = (
+                b',"model":%s,"output":%s,"prompt_tokens":%s,"completion_tokens":%s,"total_tokens":%s,"cost_usd":null'
+                % (self._text(end.model or begin.model), end.p, prompt, completion, total)
+            )
             kind = b"llm_response"
         else:
-            own = [(b"name", orjson.dumps(begin.name)), (b"output", bytes(end.p))]
+            own = b',"name":%s,"output":%s' % (self._text(begin.name), end.p)
             kind = b"tool_result"
+        duration = max(0, (end.m - begin.m) // 1_000_000)
         return self._line(
-            end.id, begin.id, kind, end.w, own, duration=duration, status=end.status, oh=end.h, redactions=redactions
-        )
+            event_id, begin.id, kind, end.w, own,
+            duration=duration, status=end.status, oh=end.h, redactions=_under(end.r, "output"),
+        )  # fmt: skip
 
     def single(self, record: Single) -> bytes:
-        own = [(key.encode(), bytes(value)) for key, value in record.f.items()]
+        own = b"".join([b',"%s":%s' % (key.encode(), value) for key, value in record.f.items()])
         if record.type == "error":
             self._counts.failure_step = self._counts.events
         return self._line(
@@ -309,7 +321,7 @@ class _Events:
         parent: str | None,
         kind: bytes,
         wall: int,
-        own: Sequence[tuple[bytes, bytes]],
+        own: bytes,
         *,
         duration: int | None = None,
         status: str = "ok",
@@ -319,14 +331,14 @@ class _Events:
         redactions: Sequence[tuple[str, str]] = (),
     ) -> bytes:
         step = self._counts.events
-        self._counts.events += 1
+        self._counts.events = step + 1
         pointers = b"[]"
         if redactions:
             pointers = orjson.dumps([pointer for pointer, _ in redactions])
             self._counts.entries.extend(
                 RedactionEntry(event_id=event_id, path=pointer, reason=reason) for pointer, reason in redactions
             )
-        head = _HEAD % (
+        return _LINE % (
             event_id.encode(),
             self._run,
             b"null" if parent is None else b'"%s"' % parent.encode(),
@@ -339,13 +351,13 @@ class _Events:
             b"null" if ih is None else b'"%s"' % ih.encode(),
             b"null" if oh is None else b'"%s"' % oh.encode(),
             pointers,
+            own,
         )
-        return b"".join([head, *[b',"%s":%s' % member for member in own], b"}\n"])
 
 
-_HEAD = (
+_LINE = (
     b'{"id":"%s","run_id":%s,"parent_id":%s,"step":%d,"type":"%s","timestamp":"%s","duration_ms":%s,"status":"%s",'
-    b'"replay_policy":"%s","input_hash":%s,"output_hash":%s,"redactions":%s'
+    b'"replay_policy":"%s","input_hash":%s,"output_hash":%s,"redactions":%s%s}\n'
 )
 _NULL_HASH = hashlib.sha256(b"null").hexdigest()
 
