@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
+from format_rows import formats
 from harness import ROUNDS, Row, interleaved, worker
 from start import command_line, imports, instrument_start
 
@@ -82,7 +83,13 @@ def start(every_round: bool) -> Iterator[Row]:
     yield imports()
 
 
-GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {"start": start, "export": export, "burst": burst, "tools": tools}
+GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "start": start,
+    "export": export,
+    "burst": burst,
+    "tools": tools,
+    "format": formats,
+}
 
 
 def main() -> int:
