@@ -13,20 +13,16 @@ Source: `design.md`, "Runs" and "The flow".
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import importlib
-import itertools
 import logging
 import operator
 import os
 import re
-import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,337 +33,22 @@ from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, He
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.recorder.bodies import BLOB_ABOVE, moved_chunks, stored_body
+from sftrace_otel.recorder.lineage import UNPLACED, Scope, current_scope, current_task
+from sftrace_otel.recorder.run import NULL, Call, NoLongerRecords, Run, found_in
+from sftrace_otel.recorder.verdict import Obstacle, obstacles_of
 from sftrace_otel.settings import Settings
 from sftrace_otel.version import __version__
 
-__all__ = [
-    "UNPLACED",
-    "Call",
-    "Recorder",
-    "Run",
-    "Scope",
-    "acquire",
-    "active",
-    "current_scope",
-    "entered",
-    "release",
-    "spawn",
-]
+__all__ = ["Recorder"]
 
 _log = logging.getLogger("sftrace_otel")
-
-BLOB_ABOVE = 16 * 1024
-"""Bodies longer than this many bytes go to `blobs/` (formats/sidecars-v1.md)."""
 
 OWN_RUN_KINDS = frozenset({"SERVER", "CONSUMER"})
 """Span kinds whose local root is a run of its own (design "Runs")."""
 
-
-# --- lineage ----------------------------------------------------------------------------------------------------------
-
-
-class Scope:
-    """Where calls are made: a path of slots, a counter for the next slot, the enclosing call and run.
-
-    Calls and spawns take slots from one counter, so `t1/0` is the first call of what was spawned in slot 1. A scope
-    belongs to the thread and task that first used it; a call made elsewhere in it has no lineage, which is said (None),
-    never guessed.
-    """
-
-    __slots__ = ("_owner", "_task", "count", "parent", "path", "run")
-
-    def __init__(self, path: str = "", *, parent: str | None = None, run: Run | None = None) -> None:
-        self.path = path
-        self.parent = parent
-        self.run = run
-        self.count = 0
-        self._owner = 0
-        self._task: object = None
-
-    def slot(self) -> int | None:
-        """Take the next slot; None where this thread or task is not the scope's own."""
-        me = threading.get_ident()
-        task = _current_task()
-        if self._owner == 0:
-            self._owner, self._task = me, task
-        elif self._owner != me or self._task is not task:
-            return None
-        count = self.count
-        self.count = count + 1
-        return count
-
-    def place(self) -> str | None:
-        """The lineage of a call that starts now."""
-        slot = self.slot()
-        return None if slot is None else f"{self.path}{slot}"
-
-
-def _current_task() -> object:
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None or asyncio._get_running_loop() is None:
-        return None
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
-_scope: ContextVar[Scope | None] = ContextVar("sftrace_scope", default=None)
-_main_scope = Scope()
-
-
-def current_scope() -> Scope:
-    """The scope of the current context; the main thread's without one; elsewhere one without lineage."""
-    scope = _scope.get()
-    if scope is not None:
-        return scope
-    if threading.current_thread() is threading.main_thread():
-        return _main_scope
-    return UNPLACED
-
-
-class _Unplaced(Scope):
-    __slots__ = ()
-
-    def slot(self) -> int | None:
-        return None
-
-
-UNPLACED = _Unplaced()
-"""Where nothing is known of the place: no lineage, no parent, no run."""
-
-
-def restart_lineage() -> None:
-    """Begin numbering anew on the main thread: a replay in this process starts like a new process."""
-    global _main_scope
-    _main_scope = Scope()
-
-
-@contextlib.contextmanager
-def entered(scope: Scope) -> Iterator[Scope]:
-    """Make `scope` the current one inside the block; leaving it in another context is harmless."""
-    token = _scope.set(scope)
-    try:
-        yield scope
-    finally:
-        leave(token)
-
-
-def enter(scope: Scope) -> Token[Scope | None]:
-    return _scope.set(scope)
-
-
-def leave(token: Token[Scope | None]) -> None:
-    try:
-        _scope.reset(token)
-    except ValueError:  # left in another context (a generator closed elsewhere): nothing to restore there
-        pass
-
-
-def spawn() -> Scope:
-    """The scope for a task that is spawned here and now."""
-    here = current_scope()
-    slot = here.slot()
-    if slot is None:
-        return _Unplaced(parent=here.parent, run=here.run)
-    return Scope(f"{here.path}t{slot}/", parent=here.parent, run=here.run)
-
-
-def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:
-    """The scope inside a call: its children hang on it."""
-    parent = outer.parent if call is None else call.id
-    run = outer.run if call is None else call.run
-    if lineage is None:
-        return _Unplaced(parent=parent, run=run)
-    return Scope(f"{lineage}/", parent=parent, run=run)
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
-class Call:
-    """A call in the journal: begun, and ended exactly once."""
-
-    __slots__ = ("attempts", "began", "ended", "hash", "id", "kind", "model", "n", "name", "run")
-
-    def __init__(self, run: Run, n: int, event_id: str, kind: str, name: str, model: str | None, digest: str) -> None:
-        self.run = run
-        self.n = n
-        self.id = event_id
-        self.kind = kind
-        self.name = name
-        self.model = model
-        self.hash = digest
-        self.attempts = 0
-        self.began = 0
-        self.ended = False
-
-
-class NoLongerRecords(OSError):
-    """The run's journal could not be opened, which was said; its calls are counted as lost."""
-
-
-class Run:
-    """One run and its journal; opened on disk with its first record."""
-
-    def __init__(self, recorder: Recorder, *, kind: str, target: Path | None, origin: Mapping[str, object]) -> None:
-        self.recorder = recorder
-        self.kind = kind
-        self.id = f"run_{secrets.token_hex(16)}"
-        self._ids = secrets.token_hex(10)
-        self._numbers = itertools.count(1)
-        self.wall0 = recorder.clock()
-        self.mono0 = recorder.ticks()
-        self.origin = origin
-        self.agent: str | None = None
-        self.overwrite = False
-        self.closed = False
-        self.broken = False
-        self.path: Path | None = None
-        self.journal: Journal | None = None
-        self.lock = threading.RLock()  # a log handler of the program may be traced itself
-        self.calls = 0
-        self.open_calls = 0
-        self.errors = 0
-        self.kept: str | None = None
-        self.explicit = target is not None
-        self.next: Run | None = None
-        self.losses: dict[str, int] = {}
-        self.trace_ids: dict[str, None] = {}
-        self.input: Prepared | None = None
-        self.output: Prepared | None = None
-        self.failure: tuple[str, str] | None = None
-        self.start_id = self.new_id()
-        self.answered = Answered()
-        self.wire_calls = 0
-        self._target = target
-        self._name: str | None = None
-        self._seen = bytearray()
-        self._scopes: list[str] = []
-
-    def new_id(self) -> str:
-        return f"evt_{self._ids}{next(self._numbers):012x}"
-
-    def now(self) -> int:
-        """ns since this run started, monotonic."""
-        return max(0, self.recorder.ticks() - self.mono0)
-
-    @property
-    def target(self) -> Path:
-        """Where the bundle will be; decided when first asked, since the name holds the first trace id."""
-        if self._target is None:
-            self._target = self.recorder.allocate(self)
-        return self._target
-
-    @property
-    def named(self) -> bool:
-        """Whether the name is decided; before the first span it would lack the trace id."""
-        return self._target is not None
-
-    @property
-    def name(self) -> str:
-        """The bundle's file name."""
-        if self._name is None:
-            self._name = self.target.name
-        return self._name
-
-    def note_span(self, n: int, scope: str) -> None:
-        """Call `n`'s span reached us."""
-        if scope not in self._scopes:
-            if len(self._scopes) == 255:
-                scope = self._scopes[-1]
-            else:
-                self._scopes.append(scope)
-        if n >= len(self._seen):
-            self._seen.extend(bytes(n + 1 - len(self._seen)))
-        self._seen[n] = self._scopes.index(scope) + 1
-
-    def seen(self, n: int) -> str | None:
-        code = self._seen[n] if n < len(self._seen) else 0
-        return self._scopes[code - 1] if code else None
-
-    def lost(self, what: str, count: int = 1) -> None:
-        self.losses[what] = self.losses.get(what, 0) + count
-
-    def opened(self) -> Journal:
-        """The journal, made on first use with the run_start in it. The caller holds `lock`. Raises OSError."""
-        if self.journal is None:
-            if self.broken or self.closed:
-                raise NoLongerRecords
-            try:
-                self.journal = Journal(self.target, fsync=self.recorder.settings.fsync, head=self.recorder.head(self))
-                self.journal.record(self._start())
-            except OSError as error:
-                self.broken = True
-                self.recorder.no_room(self.target.parent, error)
-                raise NoLongerRecords from error
-            self.recorder.announce(self)
-            if self.journal.earlier is not None:
-                left = self.journal.earlier
-                self.recorder.say(f"sftrace: an earlier run did not end; get its bundle with: sftrace recover {left}")
-        return self.journal
-
-    @property
-    def full(self) -> bool:
-        """Whether the run has reached MAX_RUN_MB."""
-        return self.journal is not None and self.journal.size >= self.recorder.max_run_bytes
-
-    def _start(self) -> Single:
-        prepared = self.input
-        value = msgspec.Raw(prepared.data if prepared else b"null")
-        return Single(
-            id=self.start_id,
-            m=0,
-            w=self.wall0,
-            type="run_start",
-            f={"input": value},
-            ih=prepared.digest if prepared else NULL.digest,
-            r=_found(prepared, "/input"),
-        )
-
-
-class Answered:
-    """Which of the model's tool calls were answered in later requests, and which tool events account for them."""
-
-    def __init__(self) -> None:
-        self._answers: dict[str, tuple[str, str]] = {}
-        self._names: dict[str, int] = {}
-        self._results: set[str] = set()
-
-    def answer(self, call_id: str, name: str, digest: str) -> None:
-        """A request carries the answer of tool call `call_id`: the function's `name`, the digest of the content."""
-        self._answers.setdefault(call_id, (name, digest))
-
-    def tool(self, name: str, digest: str) -> None:
-        """A tool event `name` whose output has `digest`."""
-        short = name.rpartition(".")[2]
-        self._names[short] = self._names.get(short, 0) + 1
-        self._results.add(digest)
-
-    def known(self, call_id: str) -> bool:
-        return call_id in self._answers
-
-    def untraced(self) -> list[str]:
-        """Functions whose result went back to the model although no tool event holds it, sorted."""
-        left = dict(self._names)
-        missing = set()
-        for name, digest in self._answers.values():
-            short = name.rpartition(".")[2]
-            if left.get(short, 0) > 0:
-                left[short] -= 1
-            elif digest not in self._results:
-                missing.add(name)
-        return sorted(missing)
-
-
 _telling: ContextVar[bool] = ContextVar("sftrace_telling", default=False)
 """Whether a hook of the program is being told about a bundle; what it records tells nobody."""
-
-NULL = prepare(None, RedactionPolicy.reference())
-
-
-def _found(prepared: Prepared | None, prefix: str) -> list[tuple[str, str]]:
-    return [] if prepared is None else [(prefix + f.pointer, f.reason) for f in prepared.findings]
 
 
 def _pairs(prepared: Prepared) -> list[tuple[str, str]]:
@@ -770,10 +451,10 @@ class Recorder:
                 journal = run.opened()
                 sent = row["request"]
                 assert isinstance(sent, dict)
-                sent["body"], changed_out, _ = self._body(journal, request, None)
-                row["body"], changed_in, kept = self._body(journal, response, media)
+                sent["body"], changed_out, _ = stored_body(journal, self.policy, request, None)
+                row["body"], changed_in, kept = stored_body(journal, self.policy, response, media)
                 if changed_in and response is not None and kept is not None:
-                    row["chunks"] = _moved(row.get("chunks"), response, kept)
+                    row["chunks"] = moved_chunks(row.get("chunks"), response, kept)
                 if changed_out or changed_in:
                     row["redacted"] = True
                 row = {"event_id": call.id, "call": call.n, "attempt": call.attempts, **row}
@@ -781,22 +462,6 @@ class Recorder:
                 journal.row("wire", row)
         except Exception as error:
             self.fault("recording an exchange", error, run)
-
-    def _body(self, journal: Journal, data: bytes | None, media: str | None) -> tuple[object, bool, bytes | None]:
-        """What stands for a body in `wire.jsonl`, whether redaction changed it, and the bytes kept."""
-        if data is None:
-            return None, False, None
-        text: str | None = None
-        try:
-            text, changed = self.policy.redact_document(data.decode("utf-8"))
-            kept = text.encode("utf-8") if changed else data
-        except UnicodeDecodeError:
-            changed = self.policy.holds_secret(data)
-            kept = b"[REDACTED]" if changed else data
-        if len(kept) > BLOB_ABOVE or text is None:
-            ref = journal.blob(kept)
-            return {"$blob": ref, "media_type": media or "application/octet-stream", "size": len(kept)}, changed, kept
-        return text, changed, kept
 
     def single(
         self, run: Run, kind: str, members: Mapping[str, Prepared], *, parent: str | None = None, status: str = "ok",
@@ -821,7 +486,7 @@ class Recorder:
                         status=status,
                         ih=members[hashes[0]].digest if hashes and hashes[0] else None,
                         oh=members[hashes[1]].digest if len(hashes) > 1 else None,
-                        r=[pair for name, item in members.items() for pair in _found(item, f"/{name}")],
+                        r=[pair for name, item in members.items() for pair in found_in(item, f"/{name}")],
                     )
                 )
             finally:
@@ -965,7 +630,7 @@ class Recorder:
 
     def _wait(self, run: Run) -> None:
         """Give open streams of an ended run their second, unless waiting would block an event loop."""
-        if run.open_calls <= 0 or _current_task() is not None:
+        if run.open_calls <= 0 or current_task() is not None:
             return
         deadline = self.ticks() + 1_000_000_000
         while run.open_calls > 0 and self.ticks() < deadline:
@@ -1075,7 +740,7 @@ class Recorder:
                         "output": msgspec.Raw(output.data if output else b"null"),
                     },
                     oh=output.digest if output else NULL.digest,
-                    r=_found(output, "/output"),
+                    r=found_in(output, "/output"),
                 )
             )
         agent, found = self.policy.redact_text(run.agent or self.agent())
@@ -1112,7 +777,7 @@ class Recorder:
 
     def _run_json(self, run: Run) -> dict[str, object]:
         connections = self.connections() if run.kind == "process" else []
-        obstacles = self.obstacles(run, connections)
+        obstacles = self.obstacles(run)
         return {
             "schema_version": "1",
             "agent": self.policy.redact_text(run.agent or self.agent())[0],
@@ -1128,47 +793,10 @@ class Recorder:
             **({} if run.kept is None else {"kept": run.kept}),
         }
 
-    def obstacles(self, run: Run, connections: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-        """What keeps a run from replaying offline, each with what to do about it."""
-        found: list[dict[str, object]] = []
-        for name in run.answered.untraced():
-            found.append(
-                {
-                    "kind": "untraced_tool",
-                    "what": f"the result of {name} went back to the model, and no tool event holds it",
-                    "do": f"decorate {name} with @trace_tool or name it in OTEL_SFTRACE_TOOLS",
-                    "name": name,
-                }
-            )
-        for connection in connections:
-            where = f"{connection['host']}:{connection['port']}"
-            found.append(
-                {
-                    "kind": "connection",
-                    "what": f"{connection['library']} connected to {where} outside every boundary",
-                    "do": "use httpx or httpx2 for it, or trace the function that makes it as a tool",
-                }
-            )
-        if self.settings.capture != "full":
-            found.append(
-                {
-                    "kind": "no_content",
-                    "what": "payloads were not captured",
-                    "do": "record with OTEL_SFTRACE_CAPTURE=full",
-                }
-            )
-        if run.open_calls > 0:
-            found.append(
-                {
-                    "kind": "open_calls",
-                    "what": f"{run.open_calls} calls had not ended when the run did",
-                    "do": "let them finish before the program ends",
-                }
-            )
-        if run.losses:
-            what = ", ".join(f"{name}: {count}" for name, count in sorted(run.losses.items()))
-            found.append({"kind": "losses", "what": what, "do": "see the log lines of sftrace_otel"})
-        return found
+    def obstacles(self, run: Run) -> list[Obstacle]:
+        """What keeps a run from replaying offline."""
+        connections = self.connections() if run.kind == "process" else []
+        return obstacles_of(run, connections, content=self.settings.capture == "full")
 
     def close(self) -> None:
         """End every open run; called at exit. Runs that begin later are closed by a second call."""
@@ -1217,7 +845,7 @@ class Recorder:
         if run.kind != "process" or run.path is None:
             return
         where = os.path.relpath(run.path) if _below(run.path) else str(run.path)
-        obstacles = self.obstacles(run, self.connections())
+        obstacles = self.obstacles(run)
         verdict = "replays offline" if not obstacles else f"does not replay offline: {obstacles[0]['what']}"
         ended = "completed" if run.failure is None else f"failed with {run.failure[0]}"
         self.say(
@@ -1234,130 +862,13 @@ class Recorder:
 
 
 def _below(path: Path) -> bool:
-    return path.is_relative_to(Path.cwd())
+    """Whether a path is best shown relative to the current folder, which may be gone."""
+    try:
+        return path.is_relative_to(Path.cwd())
+    except OSError:
+        return False
 
 
 def _stderr(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
-
-
-def _moved(chunks: object, before: bytes, after: bytes) -> object:
-    """Chunk boundaries after redaction changed a body: kept at the same server-sent event, else one chunk."""
-    if not isinstance(chunks, list) or b"\n\n" not in after:
-        return [[len(after), chunks[0][1] if isinstance(chunks, list) and chunks else 0]]
-    ends, at = [0], after.find(b"\n\n")
-    while at >= 0:
-        ends.append(at + 2)
-        at = after.find(b"\n\n", at + 2)
-    moved, position, start = [], 0, 0
-    for size, offset in chunks:
-        position += size
-        count = before.count(b"\n\n", 0, position)
-        stop = len(after) if position >= len(before) else ends[min(count, len(ends) - 1)]
-        moved.append([max(0, stop - start), offset])
-        start = max(start, stop)
-    return moved
-
-
-# --- the process's recorder -------------------------------------------------------------------------------------------
-
-_recorders: dict[Path, Recorder] = {}
-_active: Recorder | None = None
-_registry = threading.Lock()
-
-
-def active() -> Recorder | None:
-    """The recorder that boundaries hand their calls to, None when nothing records."""
-    return _active
-
-
-def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Recorder:
-    """The recorder of `settings.dir` in this process, made on first use and from then on the active one."""
-    global _active
-    key = settings.dir.absolute()
-    with _registry:
-        recorder = _recorders.get(key)
-        if recorder is None:
-            recorder = Recorder(settings, policy or load_policy(settings))
-            if not _recorders:
-                atexit.register(close_all)
-                _close_with_worker()
-            _recorders[key] = recorder
-        _active = recorder
-        return recorder
-
-
-def release() -> None:
-    """Close every recorder of this process and forget them (tests, and `uninstrument`)."""
-    global _active
-    close_all()
-    with _registry:
-        _recorders.clear()
-        _active = None
-        atexit.unregister(close_all)
-
-
-def close_all() -> None:
-    """End every open run of this process."""
-    for recorder in list(_recorders.values()):
-        recorder.close()
-
-
-def load_policy(settings: Settings) -> RedactionPolicy:
-    """The policy that the settings name; one that cannot be read means the strictest."""
-    if settings.redaction is None:
-        return RedactionPolicy.default(os.environ)
-    try:
-        return RedactionPolicy.from_toml(settings.redaction.read_text("utf-8"), os.environ)
-    except (OSError, ValueError) as error:
-        _log.error(
-            "OTEL_SFTRACE_REDACTION=%s cannot be used (%s); the strictest policy applies", settings.redaction, error
-        )
-        return RedactionPolicy.strictest()
-
-
-def _after_fork() -> None:
-    """In a forked child: leave the parent's journals alone and start with a run of one's own.
-
-    Locks are made anew: another thread of the parent may have held them at the fork.
-    """
-    global _registry
-    _registry = threading.Lock()
-    for recorder in _recorders.values():
-        parent = recorder._process
-        recorder._lock = threading.RLock()
-        for run in recorder._runs.values():
-            run.lock = threading.RLock()
-            run.closed = True
-            if run.journal is not None:
-                run.journal.abandon()
-        recorder._runs.clear()
-        recorder._closers.clear()
-        recorder._budget_lock = threading.Lock()
-        recorder._live.clear()
-        recorder._refs.clear()
-        recorder._process = None
-        if parent is not None:
-            recorder.settings = _with_parent(recorder.settings, parent.id)
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:  # its own fork forgets finalizers right after this, so ours is added once it has
-        util.register_after_fork(close_all, lambda _: _close_with_worker())
-
-
-def _close_with_worker() -> None:
-    """In a worker of multiprocessing, which leaves by `os._exit`: close at its end, since `atexit` is not run there."""
-    process = sys.modules.get("multiprocessing.process")
-    util = sys.modules.get("multiprocessing.util")
-    if process is not None and util is not None and process.parent_process() is not None:
-        util.Finalize(None, close_all, exitpriority=-100)
-
-
-def _with_parent(settings: Settings, run_id: str) -> Settings:
-    from dataclasses import replace
-
-    return replace(settings, parent=run_id)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorders of this process: one per folder, and the active one that boundaries hand their calls to."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.recorder.lineage import (
+    UNPLACED,
+    Scope,
+    current_scope,
+    enter,
+    entered,
+    inner,
+    leave,
+    restart_lineage,
+    spawn,
+)
+from sftrace_otel.recorder.recorder import Recorder
+from sftrace_otel.recorder.run import Answered, Call, Run
+from sftrace_otel.settings import Settings
+
+__all__ = [
+    "UNPLACED", "Answered", "Call", "Recorder", "Run", "Scope", "acquire", "active", "close_all", "current_scope",
+    "enter", "entered", "inner", "leave", "load_policy", "release", "restart_lineage", "spawn",
+]  # fmt: skip
+
+_log = logging.getLogger("sftrace_otel")
+
+_recorders: dict[Path, Recorder] = {}
+_active: Recorder | None = None
+_registry = threading.Lock()
+
+
+def active() -> Recorder | None:
+    """The recorder that boundaries hand their calls to, None when nothing records."""
+    return _active
+
+
+def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Recorder:
+    """The recorder of `settings.dir` in this process, made on first use and from then on the active one."""
+    global _active
+    key = settings.dir.absolute()
+    with _registry:
+        recorder = _recorders.get(key)
+        if recorder is None:
+            recorder = Recorder(settings, policy or load_policy(settings))
+            if not _recorders:
+                atexit.register(close_all)
+                _close_with_worker()
+            _recorders[key] = recorder
+        _active = recorder
+        return recorder
+
+
+def release() -> None:
+    """Close every recorder of this process and forget them (tests, and `uninstrument`)."""
+    global _active
+    close_all()
+    with _registry:
+        _recorders.clear()
+        _active = None
+        atexit.unregister(close_all)
+
+
+def close_all() -> None:
+    """End every open run of this process."""
+    for recorder in list(_recorders.values()):
+        recorder.close()
+
+
+def load_policy(settings: Settings) -> RedactionPolicy:
+    """The policy that the settings name; one that cannot be read means the strictest."""
+    if settings.redaction is None:
+        return RedactionPolicy.default(os.environ)
+    try:
+        return RedactionPolicy.from_toml(settings.redaction.read_text("utf-8"), os.environ)
+    except (OSError, ValueError) as error:
+        _log.error(
+            "OTEL_SFTRACE_REDACTION=%s cannot be used (%s); the strictest policy applies", settings.redaction, error
+        )
+        return RedactionPolicy.strictest()
+
+
+def _after_fork() -> None:
+    """In a forked child: leave the parent's journals alone and start with a run of one's own.
+
+    Locks are made anew: another thread of the parent may have held them at the fork.
+    """
+    global _registry
+    _registry = threading.Lock()
+    for recorder in _recorders.values():
+        parent = recorder._process
+        recorder._lock = threading.RLock()
+        for run in recorder._runs.values():
+            run.lock = threading.RLock()
+            run.closed = True
+            if run.journal is not None:
+                run.journal.abandon()
+        recorder._runs.clear()
+        recorder._closers.clear()
+        recorder._budget_lock = threading.Lock()
+        recorder._live.clear()
+        recorder._refs.clear()
+        recorder._process = None
+        if parent is not None:
+            recorder.settings = _with_parent(recorder.settings, parent.id)
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:  # its own fork forgets finalizers right after this, so ours is added once it has
+        util.register_after_fork(close_all, lambda _: _close_with_worker())
+
+
+def _close_with_worker() -> None:
+    """In a worker of multiprocessing, which leaves by `os._exit`: close at its end, since `atexit` is not run there."""
+    process = sys.modules.get("multiprocessing.process")
+    util = sys.modules.get("multiprocessing.util")
+    if process is not None and util is not None and process.parent_process() is not None:
+        util.Finalize(None, close_all, exitpriority=-100)
+
+
+def _with_parent(settings: Settings, run_id: str) -> Settings:
+
+    return replace(settings, parent=run_id)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

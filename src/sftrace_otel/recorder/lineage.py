@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lineage: where in the program's tree of calls and spawns a call is made.
+
+Decision: a scope is carried by the context and owns a counter; what is spawned in it gets a scope of its own. Nothing
+is guessed: a call made in a scope by another thread or task has no lineage. Rejected: numbering tasks and threads by
+their first call, which another schedule would number otherwise.
+
+Source: `design.md`, "Matching"; ADR 5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar, Token
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sftrace_otel.recorder.run import Call, Run
+
+__all__ = [
+    "UNPLACED", "Scope", "current_scope", "enter", "entered", "inner", "leave", "restart_lineage", "spawn",
+]  # fmt: skip
+
+
+class Scope:
+    """Where calls are made: a path of slots, a counter for the next slot, the enclosing call and run.
+
+    Calls and spawns take slots from one counter, so `t1/0` is the first call of what was spawned in slot 1. A scope
+    belongs to the thread and task that first used it; a call made elsewhere in it has no lineage, which is said (None),
+    never guessed.
+    """
+
+    __slots__ = ("_owner", "_task", "count", "parent", "path", "run")
+
+    def __init__(self, path: str = "", *, parent: str | None = None, run: Run | None = None) -> None:
+        self.path = path
+        self.parent = parent
+        self.run = run
+        self.count = 0
+        self._owner = 0
+        self._task: object = None
+
+    def slot(self) -> int | None:
+        """Take the next slot; None where this thread or task is not the scope's own."""
+        me = threading.get_ident()
+        task = current_task()
+        if self._owner == 0:
+            self._owner, self._task = me, task
+        elif self._owner != me or self._task is not task:
+            return None
+        count = self.count
+        self.count = count + 1
+        return count
+
+    def place(self) -> str | None:
+        """The lineage of a call that starts now."""
+        slot = self.slot()
+        return None if slot is None else f"{self.path}{slot}"
+
+
+def current_task() -> object:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return None
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+_scope: ContextVar[Scope | None] = ContextVar("sftrace_scope", default=None)
+_main_scope = Scope()
+
+
+def current_scope() -> Scope:
+    """The scope of the current context; the main thread's without one; elsewhere one without lineage."""
+    scope = _scope.get()
+    if scope is not None:
+        return scope
+    if threading.current_thread() is threading.main_thread():
+        return _main_scope
+    return UNPLACED
+
+
+class _Unplaced(Scope):
+    __slots__ = ()
+
+    def slot(self) -> int | None:
+        return None
+
+
+UNPLACED = _Unplaced()
+"""Where nothing is known of the place: no lineage, no parent, no run."""
+
+
+def restart_lineage() -> None:
+    """Begin numbering anew on the main thread: a replay in this process starts like a new process."""
+    global _main_scope
+    _main_scope = Scope()
+
+
+@contextlib.contextmanager
+def entered(scope: Scope) -> Iterator[Scope]:
+    """Make `scope` the current one inside the block; leaving it in another context is harmless."""
+    token = _scope.set(scope)
+    try:
+        yield scope
+    finally:
+        leave(token)
+
+
+def enter(scope: Scope) -> Token[Scope | None]:
+    return _scope.set(scope)
+
+
+def leave(token: Token[Scope | None]) -> None:
+    try:
+        _scope.reset(token)
+    except ValueError:  # left in another context (a generator closed elsewhere): nothing to restore there
+        pass
+
+
+def spawn() -> Scope:
+    """The scope for a task that is spawned here and now."""
+    here = current_scope()
+    slot = here.slot()
+    if slot is None:
+        return _Unplaced(parent=here.parent, run=here.run)
+    return Scope(f"{here.path}t{slot}/", parent=here.parent, run=here.run)
+
+
+def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:
+    """The scope inside a call: its children hang on it."""
+    parent = outer.parent if call is None else call.id
+    run = outer.run if call is None else call.run
+    if lineage is None:
+        return _Unplaced(parent=parent, run=run)
+    return Scope(f"{lineage}/", parent=parent, run=run)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run and its calls: ids, times, what was lost, and the journal that is opened with the first record."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sftrace_otel.bundle.journal import Journal, Single
+from sftrace_otel.core.prepare import Prepared, prepare
+from sftrace_otel.core.redact import RedactionPolicy
+
+if TYPE_CHECKING:
+    from sftrace_otel.recorder.recorder import Recorder
+
+__all__ = ["NULL", "Answered", "Call", "NoLongerRecords", "Run", "found_in"]
+
+
+NULL = prepare(None, RedactionPolicy.reference())
+
+
+def found_in(prepared: Prepared | None, prefix: str) -> list[tuple[str, str]]:
+    return [] if prepared is None else [(prefix + f.pointer, f.reason) for f in prepared.findings]
+
+
+class Call:
+    """A call in the journal: begun, and ended exactly once."""
+
+    __slots__ = ("attempts", "began", "ended", "hash", "id", "kind", "model", "n", "name", "run")
+
+    def __init__(self, run: Run, n: int, event_id: str, kind: str, name: str, model: str | None, digest: str) -> None:
+        self.run = run
+        self.n = n
+        self.id = event_id
+        self.kind = kind
+        self.name = name
+        self.model = model
+        self.hash = digest
+        self.attempts = 0
+        self.began = 0
+        self.ended = False
+
+
+class NoLongerRecords(OSError):
+    """The run's journal could not be opened, which was said; its calls are counted as lost."""
+
+
+class Run:
+    """One run and its journal; opened on disk with its first record."""
+
+    def __init__(self, recorder: Recorder, *, kind: str, target: Path | None, origin: Mapping[str, object]) -> None:
+        self.recorder = recorder
+        self.kind = kind
+        self.id = f"run_{secrets.token_hex(16)}"
+        self._ids = secrets.token_hex(10)
+        self._numbers = itertools.count(1)
+        self.wall0 = recorder.clock()
+        self.mono0 = recorder.ticks()
+        self.origin = origin
+        self.agent: str | None = None
+        self.overwrite = False
+        self.closed = False
+        self.broken = False
+        self.path: Path | None = None
+        self.journal: Journal | None = None
+        self.lock = threading.RLock()  # a log handler of the program may be traced itself
+        self.calls = 0
+        self.open_calls = 0
+        self.errors = 0
+        self.kept: str | None = None
+        self.explicit = target is not None
+        self.next: Run | None = None
+        self.losses: dict[str, int] = {}
+        self.trace_ids: dict[str, None] = {}
+        self.input: Prepared | None = None
+        self.output: Prepared | None = None
+        self.failure: tuple[str, str] | None = None
+        self.start_id = self.new_id()
+        self.answered = Answered()
+        self.wire_calls = 0
+        self._target = target
+        self._name: str | None = None
+        self._seen = bytearray()
+        self._scopes: list[str] = []
+
+    def new_id(self) -> str:
+        return f"evt_{self._ids}{next(self._numbers):012x}"
+
+    def now(self) -> int:
+        """ns since this run started, monotonic."""
+        return max(0, self.recorder.ticks() - self.mono0)
+
+    @property
+    def target(self) -> Path:
+        """Where the bundle will be; decided when first asked, since the name holds the first trace id."""
+        if self._target is None:
+            self._target = self.recorder.allocate(self)
+        return self._target
+
+    @property
+    def named(self) -> bool:
+        """Whether the name is decided; before the first span it would lack the trace id."""
+        return self._target is not None
+
+    @property
+    def name(self) -> str:
+        """The bundle's file name."""
+        if self._name is None:
+            self._name = self.target.name
+        return self._name
+
+    def note_span(self, n: int, scope: str) -> None:
+        """Call `n`'s span reached us."""
+        if scope not in self._scopes:
+            if len(self._scopes) == 255:
+                scope = self._scopes[-1]
+            else:
+                self._scopes.append(scope)
+        if n >= len(self._seen):
+            self._seen.extend(bytes(n + 1 - len(self._seen)))
+        self._seen[n] = self._scopes.index(scope) + 1
+
+    def seen(self, n: int) -> str | None:
+        code = self._seen[n] if n < len(self._seen) else 0
+        return self._scopes[code - 1] if code else None
+
+    def lost(self, what: str, count: int = 1) -> None:
+        self.losses[what] = self.losses.get(what, 0) + count
+
+    def opened(self) -> Journal:
+        """The journal, made on first use with the run_start in it. The caller holds `lock`. Raises OSError."""
+        if self.journal is None:
+            if self.broken or self.closed:
+                raise NoLongerRecords
+            try:
+                self.journal = Journal(self.target, fsync=self.recorder.settings.fsync, head=self.recorder.head(self))
+                self.journal.record(self._start())
+            except OSError as error:
+                self.broken = True
+                self.recorder.no_room(self.target.parent, error)
+                raise NoLongerRecords from error
+            self.recorder.announce(self)
+            if self.journal.earlier is not None:
+                left = self.journal.earlier
+                self.recorder.say(f"sftrace: an earlier run did not end; get its bundle with: sftrace recover {left}")
+        return self.journal
+
+    @property
+    def full(self) -> bool:
+        """Whether the run has reached MAX_RUN_MB."""
+        return self.journal is not None and self.journal.size >= self.recorder.max_run_bytes
+
+    def _start(self) -> Single:
+        prepared = self.input
+        value = msgspec.Raw(prepared.data if prepared else b"null")
+        return Single(
+            id=self.start_id,
+            m=0,
+            w=self.wall0,
+            type="run_start",
+            f={"input": value},
+            ih=prepared.digest if prepared else NULL.digest,
+            r=found_in(prepared, "/input"),
+        )
+
+
+class Answered:
+    """Which of the model's tool calls were answered in later requests, and which tool events account for them."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[str, str]] = {}
+        self._names: dict[str, int] = {}
+        self._results: set[str] = set()
+
+    def answer(self, call_id: str, name: str, digest: str) -> None:
+        """A request carries the answer of tool call `call_id`: the function's `name`, the digest of the content."""
+        self._answers.setdefault(call_id, (name, digest))
+
+    def tool(self, name: str, digest: str) -> None:
+        """A tool event `name` whose output has `digest`."""
+        short = name.rpartition(".")[2]
+        self._names[short] = self._names.get(short, 0) + 1
+        self._results.add(digest)
+
+    def known(self, call_id: str) -> bool:
+        return call_id in self._answers
+
+    def untraced(self) -> list[str]:
+        """Functions whose result went back to the model although no tool event holds it, sorted."""
+        left = dict(self._names)
+        missing = set()
+        for name, digest in self._answers.values():
+            short = name.rpartition(".")[2]
+            if left.get(short, 0) > 0:
+                left[short] -= 1
+            elif digest not in self._results:
+                missing.add(name)
+        return sorted(missing)
