@@ -23,16 +23,16 @@ from pathlib import Path
 from secrets import token_hex
 from typing import IO
 
-from sftrace_otel.bundle.read import Bundle, open_bundle
-from sftrace_otel.bundle.store import (
+from sftrace_otel.bundle.packed import (
     MAX_PACK_BYTES,
     MAX_PACK_ENTRIES,
     MAX_PIECES_BYTES,
-    PACK_SUFFIX,
     PIECES,
     REFERENCES,
     PackStore,
 )
+from sftrace_otel.bundle.read import Bundle, open_bundle
+from sftrace_otel.bundle.store import PACK_SUFFIX
 from sftrace_otel.bundle.write import filled, new_file, require_free, write_file
 from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.formats.sftrace import INTEGRITY_FILE, REQUIRED_FILES

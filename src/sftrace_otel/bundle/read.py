@@ -15,10 +15,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
 
 from sftrace_otel.bundle.store import PACK_SUFFIX, Store, open_store, unreadable
 from sftrace_otel.errors import FormatError, TraceStorageError
@@ -36,18 +37,19 @@ from sftrace_otel.formats.sftrace import (
     Manifest,
     TraceData,
 )
-from sftrace_otel.formats.sidecars import CallRow, Provenance, RunInfo, WireRow
 
 _LINE_ENDINGS = (
     "its lines end in CRLF: git or an editor rewrote the line endings; "
     "restore the file and put '*.sftrace/** -text' into .gitattributes"
 )
 
+if TYPE_CHECKING:
+    from sftrace_otel.formats.sidecars import CallRow, Provenance, RunInfo, WireRow
+
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class IntegrityReport:
+class IntegrityReport(Struct, frozen=True):
     """How the files of a bundle compare with `integrity.json`.
 
     Attributes:
@@ -63,8 +65,7 @@ class IntegrityReport:
     unlisted: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(Struct, frozen=True):
     """The outcome of `validate_bundle`.
 
     Attributes:
@@ -89,8 +90,7 @@ class Validation:
         return not self.issues
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """One bundle of a folder. An unreadable one has status `unreadable` and says why in `failure`."""
 
     path: Path
@@ -133,12 +133,12 @@ class Bundle:
     @cached_property
     def run(self) -> RunInfo:
         """`run.json`; empty where the bundle has none. Raises TraceStorageError."""
-        return self._object(sidecars.RUN_FILE, sidecars.parse_run) or RunInfo()
+        return self._object(sidecars.RUN_FILE, sidecars.parse_run) or {}
 
     @cached_property
     def provenance(self) -> Provenance:
         """`provenance.json`; empty where the bundle has none. Raises TraceStorageError."""
-        return self._object(sidecars.PROVENANCE_FILE, sidecars.parse_provenance) or Provenance()
+        return self._object(sidecars.PROVENANCE_FILE, sidecars.parse_provenance) or {}
 
     def wire(self) -> Iterator[WireRow]:
         """The rows of `wire.jsonl`, one after the other. Raises TraceStorageError."""

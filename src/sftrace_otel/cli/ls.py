@@ -59,9 +59,7 @@ def _row(one: Summary) -> list[object]:
 
 
 def _document(one: Summary) -> dict[str, object]:
-    import dataclasses
-
-    return {name: _plain(value) for name, value in dataclasses.asdict(one).items()}
+    return {name: _plain(getattr(one, name)) for name in one.__struct_fields__}
 
 
 def _plain(value: object) -> object:

@@ -27,7 +27,6 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 import orjson
-import rfc8785 as _rfc8785
 
 from sftrace_otel.errors import CanonicalizationError, FormatError
 from sftrace_otel.formats import Json
@@ -86,6 +85,8 @@ def rfc8785(value: Json) -> bytes:
     Raises:
         CanonicalizationError: As `dumps`, and for ints outside ±(2**53 - 1), which RFC 8785 cannot write unrounded.
     """
+    import rfc8785 as _rfc8785
+
     _require_json(value, largest_int=_SAFE_INT)
     try:
         return _rfc8785.dumps(value)

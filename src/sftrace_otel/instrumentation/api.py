@@ -342,16 +342,22 @@ class _Described:
     def returned(self, value: Any) -> None:
         try:
             self.recorder.end(self.call, self.recorder.prepare(value, self.what.serializer), model=self.what.model)
-            tracing.end_span(self.span)
         except Exception as error:
             self.recorder.fault("recording an LLM answer", error)
+        self._end_span(None)
 
     def raised(self, error: BaseException) -> None:
         try:
             self.recorder.fail(self.call, error)
-            tracing.end_span(self.span, error)
         except Exception as fault:
             self.recorder.fault("recording an LLM error", fault)
+        self._end_span(error)
+
+    def _end_span(self, error: BaseException | None) -> None:
+        try:
+            tracing.end_span(self.span, error)
+        except Exception as fault:  # a span processor of the program's own
+            self.recorder.fault("ending a span", fault)
 
 
 def llm_request(

@@ -176,7 +176,10 @@ class LlmCall:
         self._finish_span(error)
 
     def _finish_span(self, error: BaseException | None) -> None:
-        tracing.end_span(self.span, error)
+        try:
+            tracing.end_span(self.span, error)
+        except Exception as fault:  # a span processor of the program's own
+            self.recorder.fault("ending a span", fault)
 
 
 class ServedLlmCall:

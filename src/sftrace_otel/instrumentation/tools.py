@@ -192,8 +192,9 @@ class _Recording:
             "sftrace.event.id": reserved,
             "sftrace.input_hash": prepared.digest,
         }
-        if not around[1] and run.named:
-            attributes["sftrace.bundle"] = run.name  # a root span: one attribute less to set later
+        named = run.named
+        if not around[1] and named:
+            attributes["sftrace.bundle"] = run.name  # a root span: cheaper now than set later
         if recorder.settings.content == "span":
             attributes["gen_ai.tool.call.arguments"] = prepared.data.decode()
         self.span = tracing.start_span(_SCOPE, tool.span_name, tracing.INTERNAL, attributes)
@@ -211,7 +212,7 @@ class _Recording:
         )
         if self.call is not None:
             recorder.refer(ids[1], self.call)
-            if not around[1]:
+            if not named:
                 tracing.name_root(self.span, run.name)
         self.scope = inner(self.call, lineage, outer)
 
@@ -232,16 +233,22 @@ class _Recording:
                 self.span.set_attribute("sftrace.output_hash", digest)
                 if self.recorder.settings.content == "span":
                     self.span.set_attribute("gen_ai.tool.call.result", prepared.data.decode())
-            tracing.end_span(self.span)
         except Exception as error:
             self.recorder.fault("recording a tool result", error)
+        self._end_span(None)
 
     def raised(self, error: BaseException) -> None:
         try:
             self.recorder.fail(self.call, error)
-            tracing.end_span(self.span, error)
         except Exception as fault:
             self.recorder.fault("recording a tool error", fault)
+        self._end_span(error)
+
+    def _end_span(self, error: BaseException | None) -> None:
+        try:
+            tracing.end_span(self.span, error)
+        except Exception as fault:  # a span processor of the program's own
+            self.recorder.fault("ending a span", fault)
 
 
 def _begin(recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Recording | None:

@@ -67,7 +67,11 @@ class KnownValues:
         self._spellings = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
         encoded = [(text, text.encode("utf-8", "surrogatepass")) for text in self._spellings]
         self._in_runs = tuple(data for _, data in encoded if _RUN.search(data))
-        self._anywhere = tuple((_rarest(data), data) for _, data in encoded if not _RUN.search(data))
+        rare: dict[bytes, list[bytes]] = {}
+        for _, data in encoded:
+            if not _RUN.search(data):
+                rare.setdefault(_rarest(data), []).append(data)
+        self._anywhere = tuple(rare.items())
 
     def occur(self, data: bytes, runs: bytes) -> bool:
         """Whether one may be in a text.
@@ -78,7 +82,10 @@ class KnownValues:
         """
         if runs and any(spelling in data for spelling in self._in_runs):
             return True
-        return any(rare in data and spelling in data for rare, spelling in self._anywhere)
+        for rare, spellings in self._anywhere:
+            if rare in data and any(spelling in data for spelling in spellings):
+                return True
+        return False
 
     def hide(self, text: str) -> str:
         """`text` with every spelling replaced."""
