@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 __all__ = ["main"]
 
@@ -49,6 +49,27 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         _complain(f"{self.prog}: {message}; see '{self.prog} --help'")
         raise SystemExit(UNUSABLE)
+
+
+def _width() -> int:
+    """Columns for help texts. argparse would import shutil for it, each time that an argument is added."""
+    try:
+        return int(os.environ.get("COLUMNS", "")) - 2
+    except ValueError:
+        pass
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ else 1).columns - 2
+    except (OSError, ValueError, AttributeError):
+        return 78
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{"width": _width(), **options})
+
+
+class _TopFormatter(_Formatter, argparse.RawDescriptionHelpFormatter):
+    pass
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,6 +104,7 @@ def verb_parser(name: str) -> argparse.ArgumentParser:
         usage=f"sftrace {name} {verb.USAGE}",
         description=f"{VERBS[name][0].upper()}{VERBS[name][1:]}.",
         epilog=verb.EXITS,
+        formatter_class=_Formatter,
         allow_abbrev=False,
     )
     verb.configure(parser)
@@ -92,7 +114,10 @@ def verb_parser(name: str) -> argparse.ArgumentParser:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    top = _top().parse_args(argv)
+    if argv and argv[0] in VERBS:  # the usual case needs no second parser
+        top = argparse.Namespace(verb=argv[0], arguments=list(argv[1:]), debug=False)
+    else:
+        top = _top().parse_args(argv)
     head, command = _split(top.arguments) if getattr(_verb(top.verb), "TAKES_COMMAND", False) else (top.arguments, None)
     arguments = verb_parser(top.verb).parse_args(head)
     arguments.rest = command
@@ -107,7 +132,7 @@ def _top() -> argparse.ArgumentParser:
         usage="sftrace [-h] [--version] [--debug] VERB …",
         description="Record a run of an AI agent as a redacted, tamper-evident bundle; replay and fork it offline.",
         epilog=f"verbs:\n{listed}\n\n{_PATH}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_TopFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"sftrace-otel {__version__}", help="show the version")

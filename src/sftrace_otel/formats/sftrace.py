@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -489,7 +490,10 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|clock\$|conin\$|conout\$)(\..*)?")
+@cache
+def _reserved() -> re.Pattern[str]:
+    """Names that Windows keeps for devices; compiled when a name is first looked at, which a start need not pay."""
+    return re.compile(r"(?i)(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|clock\$|conin\$|conout\$)(\..*)?")
 
 
 def _is_plain_part(part: str) -> bool:
@@ -498,7 +502,7 @@ def _is_plain_part(part: str) -> bool:
         and part.isprintable()
         and not set(part) & set('\\:*?"<>|')
         and part == part.rstrip(". ")
-        and not _RESERVED.fullmatch(part)
+        and not _reserved().fullmatch(part)
     )
 
 

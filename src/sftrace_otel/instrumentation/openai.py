@@ -40,16 +40,22 @@ class _Boundary:
         tracing.detach(self._span)
 
     def returned(self) -> None:
-        if isinstance(self.call, LlmCall):
-            self.call.returned()
-        else:
-            self.call.ended(None)
+        self._tell(None)
 
     def raised(self, error: BaseException) -> None:
-        if isinstance(self.call, LlmCall):
-            self.call.raised(error)
-        else:
-            self.call.ended(error)
+        self._tell(error)
+
+    def _tell(self, error: BaseException | None) -> None:
+        """Pass on how the request ended. Never raises: the program gets its own result or exception."""
+        try:
+            if isinstance(self.call, ServedLlmCall):
+                self.call.ended(error)
+            elif error is None:
+                self.call.returned()
+            else:
+                self.call.raised(error)
+        except Exception as fault:
+            _log.error("sftrace: recording an LLM call failed with %s; the program goes on", type(fault).__name__)
 
 
 def _enter(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Boundary | None:
