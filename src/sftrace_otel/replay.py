@@ -95,6 +95,7 @@ class _Recording:
     read_blob: Callable[[Mapping[str, Any]], bytes]
     tools: tuple[str, ...] = ()
     is_block: bool = True
+    has_content: bool = True
     notes: tuple[str, ...] = ()
 
 
@@ -134,8 +135,14 @@ def _recording(
         read_blob=read_blob,
         tools=_tools(bundle) if bundle is not None else (),
         is_block=bundle is None or (bundle.run or {}).get("kind", "record") == "record",
+        has_content=bundle is None or not _without_content(bundle),
         notes=notes,
     )
+
+
+def _without_content(bundle: Bundle) -> bool:
+    settings = (bundle.run or {}).get("settings")
+    return isinstance(settings, Mapping) and settings.get("capture") == "metadata"
 
 
 def _event_ids(row: CallRow) -> Iterator[str | None]:
@@ -251,6 +258,12 @@ class ReplaySession:
             SettingsError: An unknown mode or order.
         """
         recording = _recording_of(source)
+        if not recording.has_content:
+            raise ReplayPolicyError(
+                f"{recording.source}: it was recorded without payloads, so there is nothing to answer with; record again "
+                "with OTEL_SFTRACE_CAPTURE=full",
+                code="no_content",
+            )
         missing = [] if run_untraced_tools else untraced_tools(recording.calls)
         if missing:
             names = ", ".join(missing)

@@ -21,6 +21,8 @@ import httpx
 import pytest
 
 from sftrace_otel import (
+    ReplayPolicyError,
+    ReplaySession,
     allm_request,
     instrumentation,
     llm_request,
@@ -296,6 +298,18 @@ def test_a_call_ends_once_and_a_late_end_is_counted(tmp_path: Path) -> None:
     assert [row["end"] for row in bundle.calls] == ["finished", "open"]
     assert bundle.run["verdict"]["offline"] is False
     assert [event.output for event in bundle.events if event.type == "tool_result"] == ["a"]
+
+
+def test_a_recording_without_payloads_refuses_to_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recorder.acquire(Settings(dir=tmp_path / "out", quiet=True, capture="metadata"))
+    double(21)
+    made.close()
+    (path,) = (tmp_path / "out").glob("*.sftrace")
+    valid(path)
+    assert [event.input for event in open_bundle(path).events if event.type == "tool_call"] == [None]
+    assert [event.output for event in open_bundle(path).events if event.type == "tool_result"] == [None]
+    with pytest.raises(ReplayPolicyError, match="without payloads"):
+        ReplaySession.from_trace(path)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
