@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from sftrace_otel.bundle import pack as packing
-from sftrace_otel.bundle import read, store, write
+from sftrace_otel.bundle import packed as packs
+from sftrace_otel.bundle import read, write
 from sftrace_otel.bundle.pack import pack, unpack
 from sftrace_otel.cli import app
 from sftrace_otel.errors import TraceStorageError
@@ -294,7 +295,7 @@ def test_a_bomb_is_refused_by_what_it_says_and_by_what_it_holds(bundle: Path, tm
 
 def test_a_pack_that_says_it_is_huge_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tampered(bundle, lambda packed: packed.writestr("zeros", bytes(5_000_000), zipfile.ZIP_DEFLATED))
-    monkeypatch.setattr(store, "MAX_PACK_BYTES", 4 << 20)
+    monkeypatch.setattr(packs, "MAX_PACK_BYTES", 4 << 20)
     refused(path, "more than the 4 MiB that this reads")
 
 
@@ -304,7 +305,7 @@ def test_entries_that_share_bytes_are_refused(bundle: Path) -> None:
 
 def test_too_many_entries_are_refused_before_they_are_read(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = pack(bundle).path
-    monkeypatch.setattr(store, "MAX_PACK_ENTRIES", 5)
+    monkeypatch.setattr(packs, "MAX_PACK_ENTRIES", 5)
     monkeypatch.setattr(zipfile, "ZipFile", None)
     with pytest.raises(TraceStorageError, match="table of contents is larger"):
         read.open_bundle(path)
