@@ -260,8 +260,8 @@ class ReplaySession:
         recording = _recording_of(source)
         if not recording.has_content:
             raise ReplayPolicyError(
-                f"{recording.source}: it was recorded without payloads, so there is nothing to answer with; record again "
-                "with OTEL_SFTRACE_CAPTURE=full",
+                f"{recording.source}: it was recorded without payloads, so there is nothing to answer with; record "
+                "again with OTEL_SFTRACE_CAPTURE=full",
                 code="no_content",
             )
         missing = [] if run_untraced_tools else untraced_tools(recording.calls)

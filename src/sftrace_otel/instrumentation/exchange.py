@@ -91,8 +91,8 @@ class Exchange:
     """Records one attempt. Its methods never raise; `finish` counts once."""
 
     __slots__ = (
-        "_chunks", "_done", "_http_span", "_lineage", "_raw", "_scope", "_span", "_started", "_status", "call",
-        "decoder", "head", "headers", "llm", "reason", "recorder", "sent", "version",
+        "_chunks", "_cut", "_done", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope", "_span", "_started",
+        "_status", "_upload_room", "call", "decoder", "head", "headers", "llm", "reason", "recorder", "sent", "version",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, head: Head, llm: LlmCall | None) -> None:
@@ -108,6 +108,10 @@ class Exchange:
         self._status: int | None = None
         self._raw: list[bytes] = []
         self._chunks: list[int] = []
+        self._room = recorder.settings.max_payload_bytes
+        self._upload_room = self._room
+        self._cut = False
+        self._number = 0
         self._span = (0, 0)
         self._http_span = 0
         self._scope: Scope = UNPLACED
@@ -130,6 +134,7 @@ class Exchange:
         try:
             if self.llm is not None:
                 self.call = self.llm.attempt(self.head, body)
+                self._number = self.llm.attempts - 1
                 if self.call is not None and self._http_span:
                     self.recorder.fold(self._http_span)
             else:
@@ -167,7 +172,10 @@ class Exchange:
 
     def sending(self, chunk: bytes) -> None:
         """A part of a streamed request body went out."""
-        if isinstance(self.sent, list):
+        self._upload_room -= len(chunk)
+        if self._upload_room < 0:
+            self._cut = True
+        elif isinstance(self.sent, list):
             self.sent.append(chunk)
 
     def answered(self, status: int, reason: str, version: str, headers: Pairs) -> None:
@@ -180,6 +188,10 @@ class Exchange:
 
     def chunk(self, data: bytes) -> None:
         """A part of the answer's body was read by the program."""
+        self._room -= len(data)
+        if self._room < 0:  # what is beyond the limit is not kept in memory either
+            self._cut = True
+            return
         self._raw.append(data)
         self._chunks.append(self.recorder.ticks())
 
@@ -200,8 +212,9 @@ class Exchange:
 
     def _finish(self, end: str, error: BaseException | None) -> None:
         body, chunks, removed = self._decoded()
-        if end in ("closed", "abandoned") and self._whole(body):
+        if end in ("closed", "abandoned") and not self._cut and self._whole(body):
             end = "finished"
+        extra = {"truncated": True} if self._cut else None
         sent = self.sent if isinstance(self.sent, bytes) else b"".join(self.sent)
         if self.call is not None:
             self.recorder.wire(
@@ -212,15 +225,15 @@ class Exchange:
                 header(self.headers, "content-type") or None,
             )
         if self.llm is not None:
-            self.llm.exchange_done(self._status, self.headers, body, end, error, self._first_chunk())
+            self.llm.exchange_done(self._status, self.headers, body, end, error, self._first_chunk(), extra)
         elif self._status is None:
             if error is not None:
-                self.recorder.fail(self.call, error, end=end)
+                self.recorder.fail(self.call, error, end=end, extra=extra)
         else:
             payload = self.recorder.prepare(answer_payload(self._status, self.headers, body))
             described = self.recorder.describe_error(error) if error is not None else None
             status = "error" if described else "ok"
-            self.recorder.end(self.call, payload, end=end, status=status, error=described)
+            self.recorder.end(self.call, payload, end=end, status=status, error=described, extra=extra)
 
     def _first_chunk(self) -> float | None:
         return (self._chunks[0] - self._started) / 1e9 if self._chunks else None
@@ -252,6 +265,7 @@ class Exchange:
         run = self.call.run if self.call is not None else None
         zero = run.mono0 if run is not None else self._started
         row: dict[str, object] = {
+            "attempt": self._number,
             "module": self.head.module,
             "method": self.head.method,
             "url": policy.redact_url(self.head.url),
@@ -273,6 +287,8 @@ class Exchange:
             )
         if removed is not None:
             row["encoding_removed"] = removed
+        if self._cut:
+            row["truncated"] = True
         if error is not None:
             described = self.recorder.describe_error(error)
             row["exception"] = {key: described[key] for key in ("module", "qualname", "message")}
@@ -280,7 +296,17 @@ class Exchange:
 
 
 def _redacted(policy: RedactionPolicy, headers: Pairs) -> Pairs:
-    return [[name, value] for name, value in policy.redact_headers([(pair[0], pair[1]) for pair in headers])]
+    """Headers without secrets; a cookie keeps its name and attributes, so that a client can parse it again."""
+    plain = policy.redact_headers([(name, value) for name, value in headers])
+    return [
+        [name, _cookie(headers[at][1]) if name == "set-cookie" else value] for at, (name, value) in enumerate(plain)
+    ]
+
+
+def _cookie(value: str) -> str:
+    pair, separator, attributes = value.partition(";")
+    name, equals, _ = pair.partition("=")
+    return f"{name}{equals}[REDACTED]{separator}{attributes}" if equals else "[REDACTED]"
 
 
 def unpacked(encoding: str, parts: list[bytes]) -> list[bytes] | None:
@@ -298,6 +324,6 @@ def unpacked(encoding: str, parts: list[bytes]) -> list[bytes] | None:
     return decoded
 
 
-def forbidden_on_replay(name: str) -> bool:
-    """Headers that described the body's encoding on the wire and would be wrong beside the decoded body."""
+def described_encoding(name: str) -> bool:
+    """Headers that described the body's encoding or length on the wire and would be wrong beside another body."""
     return name in ("content-encoding", "content-length", "transfer-encoding")

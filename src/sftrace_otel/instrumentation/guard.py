@@ -5,18 +5,22 @@ Decision: one audit hook (PEP 578). It sees every library, those written in C to
 audit events one comparison. It cannot be taken off, so it is added when first needed and idles when off. Rejected:
 wrapping `socket.socket`, which misses what took a reference earlier and changes `isinstance` for the program.
 
-A connection inside a boundary is known by a context variable that the boundary sets around its transport. Exporters run
-with OpenTelemetry's suppression key set and are nobody's dependency.
+A connection inside a boundary is known by a context variable that the boundary sets around its transport. While
+recording, exporters are known by OpenTelemetry's suppression key; under replay, where any program could set that, by
+the addresses of the configured OTLP endpoints.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.errors import ReplayPolicyError
@@ -31,7 +35,7 @@ _inside: ContextVar[bool] = ContextVar("sftrace_inside", default=False)
 _hooked = False
 _noticing = False
 _session: Session | None = None
-_allowed: frozenset[str] = frozenset()
+_allowed: frozenset[tuple[str, int]] = frozenset()
 _seen: dict[tuple[str, int], dict[str, object]] = {}
 _names: dict[int, str] = {}
 _lock = threading.Lock()
@@ -51,6 +55,11 @@ def inside() -> Iterator[None]:
             _inside.reset(token)
         except ValueError:
             pass
+
+
+def is_inside() -> bool:
+    """Whether a boundary's transport is at work here."""
+    return _inside.get()
 
 
 def notice_connections() -> None:
@@ -74,11 +83,42 @@ def forget_connections() -> None:
 
 
 def stop_connections(session: Session, allow: Sequence[str] = ()) -> None:
-    """Raise ReplayPolicyError, latched in `session`, for connections outside `allow` (`host:port`)."""
+    """Raise ReplayPolicyError, latched in `session`, for connections outside `allow` (`host:port`).
+
+    Names in `allow`, and the OTLP endpoints of the environment, are resolved now: what counts later is the address.
+    """
     global _session, _allowed
-    _allowed = frozenset(allow)
+    _allowed = frozenset(_addresses([*allow, *_otlp_endpoints(os.environ)]))
     _session = session
     _hook()
+
+
+def _addresses(places: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for place in places:
+        host, _, port = place.rpartition(":")
+        if not port.isdigit():
+            continue
+        host = host.strip("[]")
+        yield host, int(port)
+        try:
+            found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        except OSError:
+            continue
+        yield from ((str(item[4][0]), int(port)) for item in found)
+
+
+def _otlp_endpoints(environ: Mapping[str, str]) -> Iterator[str]:
+    """`host:port` of the configured OTLP exporters, and of their defaults: telemetry is nobody's dependency."""
+    yield from ("localhost:4317", "localhost:4318")
+    for name, value in environ.items():
+        if name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("ENDPOINT"):
+            parts = urlsplit(value if "//" in value else f"//{value}")
+            try:
+                port = parts.port or (443 if parts.scheme == "https" else 80)
+            except ValueError:
+                continue
+            if parts.hostname:
+                yield f"{parts.hostname}:{port}"
 
 
 def let_connections() -> None:
@@ -128,7 +168,7 @@ def _connect(sock: object, address: object) -> None:
 def _refuse(host: str, port: int) -> None:
     session = _session
     named = _names.get(port, host)
-    if session is None or _allowed & {f"{host}:{port}", f"{named}:{port}"} or suppressed():
+    if session is None or (host, port) in _allowed:
         return
     library = _library()
     error = ReplayPolicyError(

@@ -10,13 +10,16 @@ Rejected: `Client.send` (hides redirects), event hooks (cannot answer), reading 
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sftrace_otel import recorder as recording
+from sftrace_otel.core.plan import Outcome
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.exchange import (
     Exchange,
@@ -29,9 +32,12 @@ from sftrace_otel.instrumentation.exchange import (
     unpacked,
 )
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
-from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.instrumentation.outcomes import Answer, answers_of, rebuilt_exception
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.recorder import Recorder, current_scope
+
+if TYPE_CHECKING:
+    from sftrace_otel.formats.sidecars import Recorded
 
 __all__ = ["install", "patched", "uninstall"]
 
@@ -49,8 +55,7 @@ def _handle(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], k
     if (replay is None and recorder is None) or request is None or _passes(request):
         return wrapped(*args, **kwargs)
     if replay is not None:
-        body = _known_body(request)
-        return _serve(replay, request, b"".join(request.stream) if body is None else body, asynchronous=False)
+        return _serve(replay, request, _read_body(request), asynchronous=False)
     assert recorder is not None
     exchange = _start(recorder, request)
     if exchange is None:
@@ -76,10 +81,10 @@ async def _ahandle(
     if (replay is None and recorder is None) or request is None or _passes(request):
         return await wrapped(*args, **kwargs)
     if replay is not None:
-        body = _known_body(request)
-        if body is None:
-            body = b"".join([part async for part in request.stream])
-        return _serve(replay, request, body, asynchronous=True)
+        response = _serve(replay, request, await _aread_body(request), asynchronous=True)
+        if response is None:  # it was cancelled when it was recorded; so it waits until it is cancelled again
+            await asyncio.get_running_loop().create_future()
+        return response
     assert recorder is not None
     exchange = _start(recorder, request)
     if exchange is None:
@@ -122,7 +127,7 @@ def _start(recorder: Recorder, request: Any) -> Exchange | None:
     try:
         head = _head(request)
         llm = current_llm.get()
-        exchange = Exchange(recorder, head, llm if isinstance(llm, LlmCall) else None)
+        exchange = Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None)
         body = _known_body(request)
         if body is None:
             request.stream = _tee_request(request, exchange)
@@ -335,11 +340,57 @@ def _how(error: BaseException) -> str:
 # --- replaying --------------------------------------------------------------------------------------------------------
 
 
-def _serve(replay: replaying.Active, request: Any, body: bytes, *, asynchronous: bool) -> Any:
-    """The recorded answer as a response of the client's own type. Raises a ReplayError where there is none."""
+class _Body:
+    """A request's body, as far as it could be read, and the error of the generator that gave it."""
+
+    __slots__ = ("data", "error")
+
+    def __init__(self, data: bytes, error: BaseException | None = None) -> None:
+        self.data = data
+        self.error = error
+
+
+def _read_body(request: Any) -> _Body:
+    body = _known_body(request)
+    if body is not None:
+        return _Body(body)
+    parts: list[bytes] = []
+    try:
+        parts.extend(request.stream)
+    except Exception as error:
+        return _Body(b"".join(parts), error)
+    return _Body(b"".join(parts))
+
+
+async def _aread_body(request: Any) -> _Body:
+    body = _known_body(request)
+    if body is not None:
+        return _Body(body)
+    parts: list[bytes] = []
+    try:
+        async for part in request.stream:
+            parts.append(part)
+    except Exception as error:
+        return _Body(b"".join(parts), error)
+    return _Body(b"".join(parts))
+
+
+def _serve(replay: replaying.Active, request: Any, body: _Body, *, asynchronous: bool) -> Any:
+    """The recorded answer as a response of the client's own type; None for one that has to be cancelled.
+
+    Raises a ReplayError where there is none, and the error of the program's own request body, which was recorded as a
+    failed call.
+    """
     head = _head(request)
     llm = current_llm.get()
-    answer = llm.serve(head, body) if isinstance(llm, ServedLlmCall) else _serve_http(replay, head, body)
+    if isinstance(llm, ServedLlmCall) and llm.owns(head):
+        answer = llm.serve(head, body.data)
+    else:
+        answer = _serve_http(replay, head, body.data)
+    if body.error is not None:
+        raise body.error
+    if answer.cancelled and answer.status is None and asynchronous:
+        return None
     return _response(_module_of(request), request, answer, asynchronous)
 
 
@@ -358,7 +409,10 @@ def _response(module: ModuleType, request: Any, answer: Answer, asynchronous: bo
         raise _transport_error(module, request, answer)
     kinds = _kinds(module)
     failure = _transport_error(module, request, answer) if answer.exception else None
-    stream = (kinds.aserved if asynchronous else kinds.served)(answer.chunks, failure)
+    if answer.cancelled and asynchronous:
+        stream = kinds.aserved(answer.chunks, None, waits=True)
+    else:
+        stream = (kinds.aserved if asynchronous else kinds.served)(answer.chunks, failure)
     return module.Response(
         answer.status,
         headers=[(key.encode("utf-8"), value.encode("utf-8")) for key, value in answer.headers],
@@ -377,6 +431,12 @@ def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseEx
     message = str(recorded.get("message") or recorded.get("qualname") or "connection failed")
     if isinstance(kind, type) and issubclass(kind, module.TransportError):
         return kind(message, request=request)  # type: ignore[no-any-return]
+    if recorded.get("module") and recorded["module"].partition(".")[0] not in ("httpx", "httpx2"):
+        kind_name = str(recorded.get("qualname"))
+        outcome = Outcome(
+            status="error", error_type=kind_name, error_message=message, exception=cast("Recorded", recorded)
+        )
+        return rebuilt_exception("http", str(request.url), outcome)
     return module.ConnectError(message, request=request)  # type: ignore[no-any-return]
 
 
@@ -397,15 +457,18 @@ class _Served:
 
 
 class _AsyncServed:
-    """As `_Served`, for async clients."""
+    """As `_Served`, for async clients. `waits`: it was cancelled while it was read, and waits for that again."""
 
-    def __init__(self, chunks: list[bytes], failure: BaseException | None) -> None:
+    def __init__(self, chunks: list[bytes], failure: BaseException | None, *, waits: bool = False) -> None:
         self._chunks = chunks
         self._failure = failure
+        self._waits = waits
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._chunks:
             yield chunk
+        if self._waits:
+            await asyncio.get_running_loop().create_future()
         if self._failure is not None:
             raise self._failure
 
@@ -437,9 +500,16 @@ def _transport_for_url(wrapped: Callable[..., Any], client: Any, args: tuple[Any
     if replaying.active() is None and recording.active() is None:
         return transport
     module = _base_module(client)
-    if module is not None and isinstance(transport, (module.HTTPTransport, module.AsyncHTTPTransport)):
-        return transport
-    return _Transport(transport)
+    return transport if module is not None and _is_patched(module, type(transport)) else _Transport(transport)
+
+
+def _is_patched(module: ModuleType, kind: type) -> bool:
+    """Whether a transport goes through our wrapper anyway; a subclass that answers by itself does not."""
+    for base, method in (("HTTPTransport", "handle_request"), ("AsyncHTTPTransport", "handle_async_request")):
+        own = vars(getattr(module, base)).get(method)
+        if issubclass(kind, getattr(module, base)):
+            return inspect.getattr_static(kind, method, None) is own
+    return False
 
 
 def _base_module(client: Any) -> ModuleType | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 import orjson
@@ -33,10 +34,15 @@ __all__ = ["LlmCall", "ServedLlmCall"]
 class LlmCall:
     """A recorded LLM call. Everything but the constructor fails open."""
 
-    def __init__(self, recorder: Recorder, endpoint: wire.Endpoint, provider: str, span: Span, scope: Scope) -> None:
+    def __init__(
+        self, recorder: Recorder, endpoint: wire.Endpoint, provider: str, host: str, span: Span, scope: Scope
+    ) -> None:
         self.recorder = recorder
         self.endpoint = endpoint
         self.provider = provider
+        self.attempts = 0
+        self._host = host
+        self._redirected = False
         self.span = span
         self.scope = scope
         self.lineage = scope.place()
@@ -45,11 +51,18 @@ class LlmCall:
         self._streams = False
         self._returned = False
         self._done = False
+        self._extra: Mapping[str, object] | None = None
         self._last: tuple[int | None, Pairs, bytes, str, BaseException | None] | None = None
+
+    def owns(self, head: Head) -> bool:
+        """Whether this request is the SDK's own; token providers, hooks and log handlers may send theirs meanwhile."""
+        return self._redirected or is_own(head, self.endpoint, self._host)
 
     def attempt(self, head: Head, body: bytes | None) -> Call | None:
         """An attempt is about to be sent; the first begins the call with its body. Gives the call."""
         self._last = None
+        self._redirected = False
+        self.attempts += 1
         if not self._begun:
             self._begun = True
             self._begin(body_value(body, head.media() or "application/json"))
@@ -117,9 +130,12 @@ class LlmCall:
         end: str,
         error: BaseException | None,
         first: float | None,
+        extra: Mapping[str, object] | None = None,
     ) -> None:
         """An attempt's body ended. It is the call's last unless the SDK tries again, which only its return tells."""
         self._last = (status, headers, body, end, error)
+        self._extra = extra
+        self._redirected = status is not None and 300 <= status < 400
         if first is not None and self._streams and self.span.is_recording():
             self.span.set_attribute("gen_ai.response.time_to_first_chunk", first)
         if self._returned:
@@ -166,6 +182,7 @@ class LlmCall:
             error=described,
             model=served if isinstance(served, str) and served else None,
             tokens=wire.tokens_of(output),
+            extra=self._extra,
         )
         if self.span.is_recording():
             self.span.set_attributes(wire.response_attributes(output))
@@ -186,15 +203,21 @@ class ServedLlmCall:
     """An LLM call under replay: matched with its first attempt, then answered attempt by attempt."""
 
     def __init__(
-        self, active: replaying.Active, endpoint: wire.Endpoint, provider: str, span: Span, scope: Scope
+        self, active: replaying.Active, endpoint: wire.Endpoint, provider: str, host: str, span: Span, scope: Scope
     ) -> None:
         self.active = active
         self.endpoint = endpoint
         self.provider = provider
         self.span = span
         self.lineage = scope.place()
+        self._host = host
         self._answers: list[Answer] | None = None
         self._next = 0
+        self._redirected = False
+
+    def owns(self, head: Head) -> bool:
+        """As `LlmCall.owns`."""
+        return self._redirected or is_own(head, self.endpoint, self._host)
 
     def serve(self, head: Head, body: bytes | None) -> Answer:
         """The answer of the next attempt. Raises ReplayStop with the error of the session."""
@@ -205,6 +228,7 @@ class ServedLlmCall:
             raise replaying.ReplayStop(error) from None
         answer = self._answers[min(self._next, len(self._answers) - 1)]
         self._next += 1
+        self._redirected = answer.status is not None and 300 <= answer.status < 400
         return answer
 
     def _match(self, head: Head, body: bytes | None) -> list[Answer]:
@@ -229,6 +253,13 @@ class ServedLlmCall:
     def ended(self, error: BaseException | None) -> None:
         """The SDK returned or raised."""
         tracing.end_span(self.span, error)
+
+
+def is_own(head: Head, endpoint: wire.Endpoint, host: str) -> bool:
+    """Whether a request goes to `endpoint` at `host`."""
+    parts = urlsplit(head.url)
+    found = wire.endpoint_of(head.method, parts.path)
+    return found is not None and found.method == endpoint.method and parts.hostname == host.lower().strip("[]")
 
 
 def attributes_of(endpoint: wire.Endpoint, body: object, provider: str, host: str, port: int | None) -> dict[str, Any]:

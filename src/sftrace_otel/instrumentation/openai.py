@@ -36,7 +36,10 @@ class _Boundary:
         self._token = current_llm.set(call)
 
     def leave(self) -> None:
-        current_llm.reset(self._token)
+        try:
+            current_llm.reset(self._token)
+        except ValueError:  # a pending request was closed from another context, which has its own value
+            pass
         tracing.detach(self._span)
 
     def returned(self) -> None:
@@ -78,9 +81,9 @@ def _enter(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Bound
             attributes["sftrace.replay.active"] = True
         span = tracing.start_span(_SCOPE, name, tracing.CLIENT, attributes)
         if replay is not None:
-            return _Boundary(ServedLlmCall(replay, endpoint, provider, span, current_scope()))
+            return _Boundary(ServedLlmCall(replay, endpoint, provider, base.host, span, current_scope()))
         assert recorder is not None
-        return _Boundary(LlmCall(recorder, endpoint, provider, span, current_scope()))
+        return _Boundary(LlmCall(recorder, endpoint, provider, base.host, span, current_scope()))
     except Exception as error:
         if replay is not None:
             raise

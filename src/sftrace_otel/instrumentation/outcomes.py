@@ -21,7 +21,7 @@ from sftrace_otel.core.mapping import wire
 from sftrace_otel.core.prepare import restore
 from sftrace_otel.errors import RecordedDependencyError, ReplayError
 from sftrace_otel.formats import canonical
-from sftrace_otel.instrumentation.exchange import forbidden_on_replay
+from sftrace_otel.instrumentation.exchange import described_encoding
 
 if TYPE_CHECKING:
     from sftrace_otel.core.plan import Outcome, RecordedCall
@@ -127,7 +127,7 @@ def _instance(kind: type[BaseException], base: type[BaseException] | None, args:
 class Answer:
     """One attempt's answer: a head and chunks, or an exception of the transport, or both."""
 
-    __slots__ = ("chunks", "exception", "headers", "reason", "status", "version")
+    __slots__ = ("cancelled", "chunks", "exception", "headers", "reason", "status", "version")
 
     def __init__(
         self,
@@ -138,9 +138,14 @@ class Answer:
         reason: str = "",
         version: str = "HTTP/1.1",
         exception: Mapping[str, Any] | None = None,
+        cancelled: bool = False,
+        same_body: bool = False,
     ) -> None:
         self.status = status
-        self.headers = [(str(key), str(value)) for key, value in headers if not forbidden_on_replay(str(key))]
+        self.headers = [
+            (str(key), str(value)) for key, value in headers if same_body or not described_encoding(str(key))
+        ]
+        self.cancelled = cancelled
         self.chunks = chunks
         self.reason = reason
         self.version = version
@@ -187,6 +192,8 @@ def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
         reason=str(row.get("reason") or ""),
         version=str(row.get("http_version") or "HTTP/1.1"),
         exception=exception,
+        cancelled=row.get("end") == "cancelled",
+        same_body=not row.get("encoding_removed") and not row.get("redacted"),
     )
 
 

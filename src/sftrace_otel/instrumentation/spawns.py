@@ -9,14 +9,13 @@ matching then does without. Rejected: numbering tasks by their first call, which
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable
 from typing import Any
 
 from sftrace_otel import recorder as recording
-from sftrace_otel.instrumentation import replaying
+from sftrace_otel.instrumentation import guard, replaying
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.recorder import enter, spawn
+from sftrace_otel.recorder import aside, enter, leave, spawn
 
 __all__ = ["install", "uninstall"]
 
@@ -24,15 +23,20 @@ __all__ = ["install", "uninstall"]
 def _create_task(wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if recording._active is None and replaying._active is None:
         return wrapped(*args, **kwargs)
-    scope = spawn()
+    # What a client spawns to connect is not the program's: a replay connects nowhere, and later slots would shift.
+    scope = aside() if guard.is_inside() else spawn()
     context = kwargs.get("context")
-    if context is None:
-        context = contextvars.copy_context()
-    try:
-        context.run(enter, scope)
-    except RuntimeError:  # the context that was given is entered already: its task stays without lineage
+    if context is not None:
+        try:
+            context.run(enter, scope)
+        except RuntimeError:  # it is entered already: its task stays without lineage
+            pass
         return wrapped(*args, **kwargs)
-    return wrapped(*args, **{**kwargs, "context": context})
+    token = enter(scope)  # a new task copies the context it is made in; a task factory need not know of any context
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        leave(token)
 
 
 _patches = Patches("asyncio")

@@ -15,6 +15,7 @@ from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.recorder.lineage import (
     UNPLACED,
     Scope,
+    aside,
     current_scope,
     enter,
     entered,
@@ -28,8 +29,8 @@ from sftrace_otel.recorder.run import Answered, Call, Run
 from sftrace_otel.settings import Settings
 
 __all__ = [
-    "UNPLACED", "Answered", "Call", "Recorder", "Run", "Scope", "acquire", "active", "close_all", "current_scope",
-    "enter", "entered", "inner", "leave", "load_policy", "release", "restart_lineage", "spawn",
+    "UNPLACED", "Answered", "Call", "Recorder", "Run", "Scope", "acquire", "active", "aside", "close_all",
+    "current_scope", "enter", "entered", "inner", "leave", "load_policy", "release", "restart_lineage", "spawn",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")

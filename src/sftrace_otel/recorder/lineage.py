@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sftrace_otel.recorder.run import Call, Run
 
 __all__ = [
-    "UNPLACED", "Scope", "current_scope", "enter", "entered", "inner", "leave", "restart_lineage", "spawn",
+    "UNPLACED", "Scope", "aside", "current_scope", "enter", "entered", "inner", "leave", "restart_lineage", "spawn",
 ]  # fmt: skip
 
 
@@ -130,6 +130,12 @@ def spawn() -> Scope:
     if slot is None:
         return _Unplaced(parent=here.parent, run=here.run)
     return Scope(f"{here.path}t{slot}/", parent=here.parent, run=here.run)
+
+
+def aside() -> Scope:
+    """A scope that takes no slot: for what is spawned inside a boundary and is not the program's own."""
+    here = current_scope()
+    return _Unplaced(parent=here.parent, run=here.run)
 
 
 def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:
