@@ -18,7 +18,8 @@ import httpx
 import httpx2
 import pytest
 
-from sftrace_otel import ReplayMismatchError, instrumentation, record, trace_tool
+from sftrace_otel import ReplayError, ReplayMismatchError, ReplaySession, instrumentation, record, trace_tool
+from sftrace_otel.bundle.read import open_bundle
 from sftrace_otel.instrumentation import httpx as boundary
 
 Run = Callable[..., Any]
@@ -345,3 +346,77 @@ def test_a_full_disk_leaves_the_program_alone(
     assert len(answers) == 3
     assert "No space left on device" in caplog.text
     assert session.path is None or session.path.exists()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_transport_that_answers_by_itself_is_recorded_and_replayed(
+    module: ModuleType, recorded: Run, frozen: Run
+) -> None:
+    answered: list[int] = []
+
+    class Canned(module.HTTPTransport):  # type: ignore[misc, name-defined]
+        def handle_request(self, request: Any) -> Any:
+            answered.append(1)
+            if request.url.path == "/quota":
+                raise RuntimeError("quota")
+            return module.Response(200, json={"n": len(answered)})
+
+    def program() -> list[Any]:
+        with module.Client(transport=Canned()) as client:
+            first = client.get("http://x.invalid/").json()
+            try:
+                client.get("http://x.invalid/quota")
+            except RuntimeError as error:
+                return [first, type(error).__name__, str(error)]
+        return []
+
+    want = recorded(program)
+    assert want == [{"n": 1}, "RuntimeError", "quota"]
+    assert frozen(program) == want
+    assert len(answered) == 2
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_headers_and_cookies_are_what_they_were(module: ModuleType, srv: Any, recorded: Run, frozen: Run) -> None:
+    def program() -> list[Any]:
+        with module.Client(base_url=srv.url) as client:
+            head, get = client.head("/json"), client.get("/json")
+            return [head.headers["content-length"], get.headers["content-length"], sorted(client.cookies)]
+
+    assert recorded(program) == frozen(program)
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_body_generator_that_fails_fails_again(
+    module: ModuleType, openai_server: Any, recorded: Run, frozen: Run
+) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"one"
+        raise KeyError("mine")
+
+    def program() -> list[Any]:
+        try:
+            module.post(openai_server.url + "/json", content=parts())
+        except KeyError as error:
+            return [str(error), module.get(openai_server.url + "/json").json()]
+        return []
+
+    want = recorded(program)
+    assert want[0] == "'mine'"
+    openai_server.stop()
+    assert frozen(program) == want
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_beyond_the_limit_is_cut_and_refused_under_replay(
+    module: ModuleType, srv: Any, tmp_path: Path, bundle_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SFTRACE_MAX_PAYLOAD_BYTES", "1000")
+    instrumentation.install()
+    with record("agent", output=bundle_path):
+        assert len(module.get(srv.url + "/binary").content) > 1000
+    (row,) = open_bundle(bundle_path).calls
+    assert row["truncated"] is True
+    with pytest.raises(ReplayError, match="cut"), ReplaySession.from_trace(bundle_path):
+        module.get(srv.url + "/binary")

@@ -102,7 +102,7 @@ class RecordingSession:
 
     def _free_path(self, recorder: Recorder) -> Path | None:
         path = self.output_path
-        if path is None or self._overwrite or not path.exists():
+        if path is None or self._overwrite or not os.path.lexists(path):
             return path
         free = path.with_name(f"{path.stem}-{os.urandom(4).hex()}{path.suffix}")
         recorder.say(f"sftrace: {path} exists; recording to {free} (overwrite=True replaces a bundle)")

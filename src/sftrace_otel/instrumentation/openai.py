@@ -40,7 +40,8 @@ class _Boundary:
             current_llm.reset(self._token)
         except ValueError:  # a pending request was closed from another context, which has its own value
             pass
-        tracing.detach(self._span)
+        if tracing.is_current(self.call.span):
+            tracing.detach(self._span)
 
     def returned(self) -> None:
         self._tell(None)

@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from sftrace_otel.version import __version__
 
 __all__ = [
-    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "http_span_id", "name_root", "start_span",
+    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "http_span_id", "is_current", "name_root", "start_span",
     "suppressed", "traceparent_ids",
 ]  # fmt: skip
 
@@ -46,6 +46,11 @@ def start_span(scope: str, name: str, kind: SpanKind, attributes: Mapping[str, A
 def attached(span: Span) -> object:
     """Make `span` current; give the result to `detach` in the same function."""
     return otel_context.attach(trace.set_span_in_context(span))
+
+
+def is_current(span: Span) -> bool:
+    """Whether `span` is the current one: in another context than it was attached in, it is not ours to detach."""
+    return trace.get_current_span() is span
 
 
 def detach(token: object) -> None:
