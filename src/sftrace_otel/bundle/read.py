@@ -75,6 +75,7 @@ class Validation(Struct, frozen=True):
         integrity: `verified`, `mismatch`, `unverified_legacy`, or `not_checked`.
         covered_files: Files whose checksum matched.
         warnings: What is odd but breaks nothing: files the bundle does not list, rewritten line endings.
+        unlisted: The files and links that no record names; they were not read.
     """
 
     issues: tuple[Issue, ...]
@@ -83,6 +84,7 @@ class Validation(Struct, frozen=True):
     integrity: str
     covered_files: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -367,7 +369,7 @@ class _Validator:
             return IntegrityReport("mismatch", (), (), ())
         noun = "not in integrity.json" if record is not None else "not part of a bundle"
         self.warnings += [f"{name}: {noun}; not read" for name in report.unlisted]
-        return report if self.verify or record is None else _UNCHECKED
+        return report if self.verify or record is None else IntegrityReport("not_checked", (), (), report.unlisted)
 
 
 _UNCHECKED = IntegrityReport("not_checked", (), (), ())
@@ -377,7 +379,9 @@ def _validation(
     issues: list[Issue], check: Checker, report: IntegrityReport, warnings: list[str] | tuple[str, ...]
 ) -> Validation:
     found = tuple(issues)
-    return Validation(found, sftrace.exit_code(found), check.profile, report.state, report.covered, tuple(warnings))
+    return Validation(
+        found, sftrace.exit_code(found), check.profile, report.state, report.covered, tuple(warnings), report.unlisted
+    )
 
 
 def _read_integrity(store: Store) -> Integrity | None:

@@ -60,7 +60,9 @@ def configure(parser: argparse.ArgumentParser, *, verifying: bool = False) -> No
     add_path(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
-        "--strict", action="store_true", help="a whole run: one run_start, an error where it failed (default)"
+        "--strict",
+        action="store_true",
+        help="a whole run: one run_start, an error where it failed (default); typed, also no file that is not listed",
     )
     how.add_argument("--partial", action="store_true", help="accept a part of a run")
     if verifying:
@@ -78,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     path = locate(arguments)
     result = validate_bundle(path, strict=not arguments.partial, verify_integrity=arguments.verify_integrity)
+    if arguments.strict:
+        result = _without_foreign_files(result)
     if arguments.json:
         say_json(_document(path, result))
         return result.exit_code
@@ -85,6 +89,19 @@ def run(arguments: argparse.Namespace) -> int:
     note(*(f"sftrace {arguments.verb}: {line}" for line in _findings(result.issues)))
     note(*(f"sftrace {arguments.verb}: warning: {clean(warning)}" for warning in result.warnings))
     return result.exit_code
+
+
+def _without_foreign_files(result: Validation) -> Validation:
+    """What somebody who types `--strict` is told: files that no record lists make the bundle invalid."""
+    import msgspec
+
+    from sftrace_otel.formats.sftrace import Issue, exit_code
+
+    found = [
+        Issue("integrity_mismatch", f"{name} is not part of the bundle", location=name) for name in result.unlisted
+    ]
+    issues = (*result.issues, *found)
+    return msgspec.structs.replace(result, issues=issues, exit_code=exit_code(issues)) if found else result
 
 
 def _report(path: Path, result: Validation, *, verify: bool) -> list[str]:

@@ -21,6 +21,7 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,6 +34,7 @@ from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, He
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.formats.sftrace import is_inner_name
 from sftrace_otel.recorder.bodies import BLOB_ABOVE, moved_chunks, stored_body
 from sftrace_otel.recorder.lineage import UNPLACED, Scope, current_scope, current_task
 from sftrace_otel.recorder.run import NULL, Call, NoLongerRecords, Run, found_in
@@ -49,6 +51,9 @@ OWN_RUN_KINDS = frozenset({"SERVER", "CONSUMER"})
 
 _telling: ContextVar[bool] = ContextVar("sftrace_telling", default=False)
 """Whether a hook of the program is being told about a bundle; what it records tells nobody."""
+
+_noticing: ContextVar[bool] = ContextVar("sftrace_noticing", default=False)
+"""Whether a notice or log line of ours is being written here; what its writing calls is not recorded."""
 
 
 def _pairs(prepared: Prepared) -> list[tuple[str, str]]:
@@ -85,6 +90,7 @@ class Recorder:
         self._refs: dict[int, Call | None] = {}
         self._lock = threading.RLock()
         self._reported: set[str] = set()
+        self._notices: deque[Callable[[], None]] = deque()
         self._names: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         self._closing = False
         self.max_run_bytes = settings.max_run_mb << 20
@@ -105,14 +111,36 @@ class Recorder:
         key = f"{what}:{type(error).__name__}"
         if key not in self._reported:
             self._reported.add(key)
-            detail = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
-            _log.error("sftrace: %s failed with %s%s; the program goes on", what, type(error).__name__, detail)
+            self._tell(lambda: _log.error("sftrace: %s failed with %s; the program goes on", what, _kind_of(error)))
 
-    def no_room(self, folder: Path, error: OSError) -> None:
-        """Say once for a folder that nothing can be recorded into it."""
+    def no_room(self, folder: Path, error: BaseException) -> None:
+        """Have it said, once for a folder, that nothing can be recorded into it."""
         if str(folder) not in self._reported:
             self._reported.add(str(folder))
-            _log.error("sftrace: nothing is recorded: %s cannot be written (%s)", folder, error.strerror or error)
+            why = _kind_of(error)
+            self.later(lambda: _log.error("sftrace: nothing is recorded: %s cannot be written: %s", folder, why))
+
+    def later(self, notice: Callable[[], None]) -> None:
+        """Keep a notice until no lock is held: what the program does with it may wait for another recorded thread."""
+        self._notices.append(notice)
+
+    def tell(self) -> None:
+        """Write the notices that were kept. Hold no lock. Never raises."""
+        while self._notices:
+            try:
+                notice = self._notices.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._tell(notice)
+
+    def _tell(self, notice: Callable[[], None]) -> None:
+        token = _noticing.set(True)
+        try:
+            notice()
+        except Exception as error:  # a handler or stream of the program
+            self._reported.add(f"writing a notice:{type(error).__name__}")
+        finally:
+            _noticing.reset(token)
 
     # -- runs
 
@@ -218,7 +246,8 @@ class Recorder:
         trace = next(iter(run.trace_ids), "")[:8] or "00000000"
         named = self.policy.redact_text(run.agent or self.agent())[0]
         agent = re.sub(r"[^A-Za-z0-9._-]+", "-", named).strip("-.")[:60] or "agent"
-        return self.settings.dir.absolute() / f"{agent}-{moment}-{trace}-{run.id[4:12]}.sftrace"
+        name = f"{agent}-{moment}-{trace}-{run.id[4:12]}.sftrace"
+        return self.settings.dir.absolute() / (name if is_inner_name(name) else f"agent-{name}")
 
     def agent(self) -> str:
         """The agent's name: the setting, else service.name, else the script."""
@@ -269,6 +298,8 @@ class Recorder:
     ) -> Call | None:
         """Journal the start of a call. `span` is (trace id, span id); `at` (ns since run start, ns since the epoch) for
         calls known afterwards. None when it could not be recorded."""
+        if _noticing.get():
+            return None
         run = run or self.run_for(scope, span[1] if span else 0)
         try:
             payload = prepared if self.settings.capture == "full" else NULL
@@ -309,6 +340,8 @@ class Recorder:
                 run.open_calls += 1
             finally:
                 run.lock.release()
+                if self._notices:
+                    self.tell()
         except Exception as error:
             self.fault("recording a call", error, run)
             return None
@@ -468,6 +501,8 @@ class Recorder:
         hashes: Sequence[str] = (),
     ) -> str | None:  # fmt: skip
         """Journal an event that is no call. `hashes` names the members behind input_hash and output_hash, in order."""
+        if _noticing.get():
+            return None
         try:
             given, run = run, self._locked(run)
             try:
@@ -491,6 +526,7 @@ class Recorder:
                 )
             finally:
                 run.lock.release()
+                self.tell()
             return event_id
         except Exception as error:
             self.fault("recording an event", error, run)
@@ -826,10 +862,8 @@ class Recorder:
         hosts = [item for item in self.connections() if item.get("llm")]
         if hosts and not any(run.calls for run in runs):
             names = ", ".join(sorted({str(item["host"]) for item in hosts}))
-            _log.error(
-                "sftrace: this process connected to %s and NO call was captured; run `python -m sftrace_otel doctor`",
-                names,
-            )
+            line = "sftrace: this process connected to %s and NO call was captured; run `python -m sftrace_otel doctor`"
+            self._tell(lambda: _log.error(line, names))
 
     # -- notices
 
@@ -855,10 +889,7 @@ class Recorder:
 
     def say(self, line: str) -> None:
         if not self.settings.quiet:
-            try:
-                self.notify(line)
-            except Exception as error:
-                self.fault("writing a notice", error)
+            self._tell(lambda: self.notify(line))
 
 
 def _below(path: Path) -> bool:
@@ -867,6 +898,12 @@ def _below(path: Path) -> bool:
         return path.is_relative_to(Path.cwd())
     except OSError:
         return False
+
+
+def _kind_of(error: BaseException) -> str:
+    """Class of an error, and what the system says of it; never its message, which may hold a secret."""
+    name = type(error).__name__
+    return f"{name} ({error.strerror})" if isinstance(error, OSError) and error.strerror else name
 
 
 def _stderr(line: str) -> None:

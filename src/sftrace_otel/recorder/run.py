@@ -143,7 +143,7 @@ class Run:
                 self.journal.record(self._start())
             except OSError as error:
                 self.broken = True
-                self.recorder.no_room(self.target.parent, error)
+                self.recorder.no_room(self.target if self.explicit else self.target.parent, error)
                 raise NoLongerRecords from error
             self.recorder.announce(self)
             if self.journal.earlier is not None:
