@@ -225,6 +225,17 @@ def test_damage_inside_a_journal_costs_only_the_damaged_lines(cut_off: Path) -> 
     assert manifest.run_id.startswith("run_") and manifest.agent_name == "run"
 
 
+def test_an_empty_folder_goes_and_one_without_a_journal_stays(tmp_path: Path) -> None:
+    folder = tmp_path / ".x.sftrace.journal"
+    folder.mkdir()
+    assert recover(folder).path is None and not folder.exists()
+    folder.mkdir()
+    (folder / "events.jsonl").write_bytes(b"{}")
+    with pytest.raises(TraceStorageError, match=r"holds no journal\.jsonl"):
+        recover(folder)
+    assert (folder / "events.jsonl").exists()
+
+
 def test_a_journal_without_a_readable_line_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / ".x.sftrace.journal"
     folder.mkdir()

@@ -106,6 +106,9 @@ def recover(journal: Path, *, target: Path | None = None, fsync: bool = True) ->
     with _held(journal) as there, _reporting(journal):
         if _is_complete(journal):
             return _publish_whole(journal, target)
+        if not there and not any(journal.iterdir()):
+            journal.rmdir()
+            return Recovered(journal, None)
         if not there:
             raise TraceStorageError(f"holds no {JOURNAL_FILE}", where=str(journal), code="no_journal")
         survey = _survey(journal / JOURNAL_FILE)
