@@ -37,6 +37,15 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _no_boundaries_left() -> Iterator[None]:
+    """What a test patched by `record()` or `instrument()` must not be seen by the next."""
+    yield
+    instrumentation = sys.modules.get("sftrace_otel.instrumentation")
+    if instrumentation is not None:
+        instrumentation.uninstall()
+
+
 @pytest.fixture
 def root() -> Path:
     """The project's folder."""

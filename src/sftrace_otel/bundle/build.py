@@ -229,11 +229,14 @@ def _call_row(begin: Begin, end: End | None, closing: Closing, counts: Counts) -
     if begin.tags or (end is not None and end.tags):
         row.tags = _tags(begin, end)
     if end is not None and end.error is not None:
-        row.exception = {key: end.error[key] for key in ("module", "qualname", "args") if key in end.error}
+        row.exception = {key: end.error[key] for key in _EXCEPTION if key in end.error}
     line = encode(row)
     if end is not None and end.extra:
         line = line[:-1] + b"," + orjson.dumps(end.extra)[1:]
     return line + b"\n"
+
+
+_EXCEPTION = ("module", "qualname", "args", "state", "tags")
 
 
 def _tags(begin: Begin, end: End | None) -> dict[str, str]:

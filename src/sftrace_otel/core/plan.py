@@ -62,7 +62,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         output_hash: Stored SHA-256 of `output`, None where the bundle has none.
         error_type: Class name of the exception, for status "error".
         error_message: Its text.
-        exception: `{"module", "qualname", "args"}` of the sidecar, None without one.
+        exception: `{"module", "qualname", "args", "state", "tags"}` of the sidecar, None without one.
         wire: Rows of `wire.jsonl` of this call, one per attempt, in order.
         read_blob: Reads the bodies that these rows refer to; None where the recording has no blobs.
         end: How the call ended, in the words of `calls.jsonl`; None without a row.

@@ -34,12 +34,15 @@ Body = str | BlobRef | None
 
 
 class Recorded(TypedDict, total=False):
-    """An exception: where its class lives, and its text or its arguments."""
+    """An exception: where its class lives, and its text or its arguments and simple members. `tags` are the type tags
+    of these two: JSON Pointer, such as `/args/0` or `/state/code`, to tag."""
 
     module: str
     qualname: str
     message: str
     args: list[Any]
+    state: dict[str, Any]
+    tags: dict[str, str]
 
 
 class CallRow(TypedDict, total=False):

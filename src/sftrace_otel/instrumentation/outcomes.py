@@ -1,32 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded outcomes given back to the program: values with their types, exceptions with their class, HTTP answers.
 
-Decision: a bundle is data from strangers, so nothing it names is imported. A class is used only if its module is loaded
-already and the class is an Exception; else the recorded names stand on a class of ours. Every replayed exception is
-also a RecordedDependencyError, so that a test can tell it from a fault of today.
+Decision: values come back as fresh copies by their type tags, exceptions as `exceptions` makes them, HTTP answers as
+bytes and chunks that the client parses itself, so that an SDK makes its own objects and raises its own errors.
 
 Source: `design.md`, "Outcome".
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import builtins
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sftrace_otel.core.mapping import wire
 from sftrace_otel.core.prepare import restore
-from sftrace_otel.errors import RecordedDependencyError, ReplayError
+from sftrace_otel.errors import ReplayError
 from sftrace_otel.formats import canonical
+from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.exchange import described_encoding
 
 if TYPE_CHECKING:
-    from sftrace_otel.core.plan import Outcome, RecordedCall
+    from sftrace_otel.core.plan import RecordedCall
 
-__all__ = ["Answer", "answers_of", "give_back", "rebuilt_exception"]
+__all__ = ["Answer", "answers_of", "give_back"]
 
 
 def give_back(call: RecordedCall) -> object:
@@ -35,90 +32,6 @@ def give_back(call: RecordedCall) -> object:
     if outcome.status == "error":
         raise rebuilt_exception(call.kind, call.name, outcome)
     return restore(outcome.output, outcome.output_tags)
-
-
-def rebuilt_exception(kind: str, name: str, outcome: Outcome) -> BaseException:
-    """An instance of the recorded class, also a RecordedDependencyError, with the recorded arguments."""
-    recorded = outcome.exception or {}
-    error_type = outcome.error_type or "Exception"
-    message = outcome.error_message or error_type
-    base = _loaded_class(recorded.get("module"), recorded.get("qualname") or error_type)
-    if base is asyncio.CancelledError:
-        return asyncio.CancelledError(*_arguments(recorded, message))
-    arguments = _arguments(recorded, message)
-    error = _instance(_subclass(base, recorded, error_type), base, arguments)
-    details = {"kind": kind, "name": name, "error_type": error_type}
-    for attribute, value in details.items():
-        try:
-            setattr(error, attribute, value)
-        except AttributeError:
-            pass
-    return error
-
-
-def _arguments(recorded: Mapping[str, Any], message: str) -> tuple[object, ...]:
-    arguments = recorded.get("args")
-    if isinstance(arguments, (list, tuple)) and all(
-        isinstance(item, (str, int, float, type(None))) for item in arguments
-    ):
-        return tuple(arguments)
-    return (message,)
-
-
-def _loaded_class(module: object, qualname: object) -> type[BaseException] | None:
-    """The class, if its module is loaded already. Nothing is imported, and no attribute that is code is run."""
-    loaded = sys.modules.get(module) if isinstance(module, str) else builtins
-    found: object = loaded
-    for part in str(qualname).split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-    if isinstance(found, type) and (issubclass(found, Exception) or found is asyncio.CancelledError):
-        return found
-    return None
-
-
-def _subclass(base: type[BaseException] | None, recorded: Mapping[str, Any], error_type: str) -> type[BaseException]:
-    members = {
-        "__module__": str(recorded.get("module") or "builtins"),
-        "__qualname__": str(recorded.get("qualname") or error_type),
-        "__init__": _init,
-        "__str__": _text,
-        "__reduce__": _reduce,
-    }
-    bases: tuple[type, ...] = (RecordedDependencyError,) if base is None else (base, RecordedDependencyError)
-    if base is not None:
-        del members["__str__"]
-    try:
-        return type(error_type, bases, members)
-    except TypeError:  # a layout or a metaclass that does not combine
-        return type(error_type, (RecordedDependencyError,), {**members, "__str__": _text})
-
-
-def _init(self: BaseException, *args: object) -> None:
-    self.args = args
-
-
-def _text(self: BaseException) -> str:
-    return str(self.args[0]) if len(self.args) == 1 else str(self.args)
-
-
-def _reduce(self: BaseException) -> tuple[object, ...]:
-    return (Exception, self.args)
-
-
-def _instance(kind: type[BaseException], base: type[BaseException] | None, args: tuple[object, ...]) -> BaseException:
-    """An instance without the class's own __init__, except for builtins, whose text comes from it."""
-    error: BaseException
-    try:
-        error = kind.__new__(kind, *args)
-    except TypeError:
-        error = kind.__new__(kind)
-    error.args = args
-    if base is not None and base.__module__ == "builtins":
-        try:
-            base.__init__(error, *args)
-        except TypeError:
-            pass
-    return error
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------

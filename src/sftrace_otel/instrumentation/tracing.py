@@ -17,8 +17,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from sftrace_otel.version import __version__
 
 __all__ = [
-    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "http_span_id", "is_current", "name_root", "start_span",
-    "suppressed", "traceparent_ids",
+    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "http_span_id", "is_current", "name_root",
+    "start_span", "suppressed", "traceparent_ids",
 ]  # fmt: skip
 
 CLIENT = SpanKind.CLIENT

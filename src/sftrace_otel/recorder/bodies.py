@@ -3,32 +3,45 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sftrace_otel.bundle.journal import Journal
 from sftrace_otel.core.redact import RedactionPolicy
 
-__all__ = ["BLOB_ABOVE", "moved_chunks", "stored_body"]
+__all__ = ["BLOB_ABOVE", "CleanBody", "clean_body", "moved_chunks", "stored_body"]
 
 BLOB_ABOVE = 16 * 1024
 """Bodies longer than this many bytes go to `blobs/` (formats/sidecars-v1.md)."""
 
 
-def stored_body(
-    journal: Journal, policy: RedactionPolicy, data: bytes | None, media: str | None
-) -> tuple[object, bool, bytes | None]:
-    """What stands for a body in `wire.jsonl`, whether redaction changed it, and the bytes kept."""
+class CleanBody(NamedTuple):
+    """A body without secrets: its bytes, the same as text where it is text, and whether redaction changed it."""
+
+    data: bytes
+    text: str | None
+    changed: bool
+
+
+def clean_body(policy: RedactionPolicy, data: bytes | None) -> CleanBody | None:
+    """`data` as it may be written. Takes time in proportion to its length: hold no lock."""
     if data is None:
-        return None, False, None
-    text: str | None = None
+        return None
     try:
         text, changed = policy.redact_document(data.decode("utf-8"))
-        kept = text.encode("utf-8") if changed else data
     except UnicodeDecodeError:
         changed = policy.holds_secret(data)
-        kept = b"[REDACTED]" if changed else data
-    if len(kept) > BLOB_ABOVE or text is None:
-        ref = journal.blob(kept)
-        return {"$blob": ref, "media_type": media or "application/octet-stream", "size": len(kept)}, changed, kept
-    return text, changed, kept
+        return CleanBody(b"[REDACTED]" if changed else data, None, changed)
+    return CleanBody(text.encode("utf-8") if changed else data, text, changed)
+
+
+def stored_body(journal: Journal, body: CleanBody | None, media: str | None) -> object:
+    """What stands for a body in `wire.jsonl`; large ones and those that are no text go into a blob."""
+    if body is None:
+        return None
+    if len(body.data) > BLOB_ABOVE or body.text is None:
+        ref = journal.blob(body.data)
+        return {"$blob": ref, "media_type": media or "application/octet-stream", "size": len(body.data)}
+    return body.text
 
 
 def moved_chunks(chunks: object, before: bytes, after: bytes) -> object:

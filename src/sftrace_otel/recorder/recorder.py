@@ -35,7 +35,8 @@ from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.formats.sftrace import is_inner_name
-from sftrace_otel.recorder.bodies import BLOB_ABOVE, moved_chunks, stored_body
+from sftrace_otel.recorder.bodies import BLOB_ABOVE, clean_body, moved_chunks, stored_body
+from sftrace_otel.recorder.exceptions import members_of
 from sftrace_otel.recorder.lineage import UNPLACED, Scope, current_scope, current_task
 from sftrace_otel.recorder.run import NULL, Call, NoLongerRecords, Run, found_in
 from sftrace_otel.recorder.verdict import Obstacle, obstacles_of
@@ -409,7 +410,10 @@ class Recorder:
                         cut=payload.truncated if payload is not None else False,
                     )
                 )
-            self._close_when_idle(run)
+            if self._notices:
+                self.tell()
+            if run.next is not None:
+                self._close_when_idle(run)
             return payload.digest if payload is not None else None
         except Exception as fault:
             self.fault("recording a result", fault, run)
@@ -439,7 +443,7 @@ class Recorder:
         self.end(call, prepared, end=how, status="error", error=described, extra=extra)
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
-        """Class, redacted message and arguments of an exception. An empty message becomes the class name."""
+        """Class, redacted message and members of an exception. An empty message becomes the class name."""
         kind = type(error)
         try:
             text = str(error)
@@ -455,9 +459,8 @@ class Recorder:
             "qualname": kind.__qualname__,
             "findings": sorted({finding.reason for finding in found}),
         }
-        args = self.prepare(list(error.args))
-        if self.settings.capture == "full" and not args.truncated and len(args.data) <= BLOB_ABOVE:
-            described["args"] = args.value
+        if self.settings.capture == "full":
+            described.update(members_of(error, self.prepare))
         return described
 
     def prepare(self, value: object, serializer: Callable[[object], object] | None = None) -> Prepared:
@@ -477,24 +480,27 @@ class Recorder:
             return
         run = call.run
         try:
+            sent = row["request"]
+            assert isinstance(sent, dict)
+            out, back = clean_body(self.policy, request), clean_body(self.policy, response)
+            if back is not None and back.changed and response is not None:
+                row["chunks"] = moved_chunks(row.get("chunks"), response, back.data)
+            if (out is not None and out.changed) or (back is not None and back.changed):
+                row["redacted"] = True
             with run.lock:
                 if run.closed:
                     run.lost("exchanges ended after the run closed")
                     return
                 journal = run.opened()
-                sent = row["request"]
-                assert isinstance(sent, dict)
-                sent["body"], changed_out, _ = stored_body(journal, self.policy, request, None)
-                row["body"], changed_in, kept = stored_body(journal, self.policy, response, media)
-                if changed_in and response is not None and kept is not None:
-                    row["chunks"] = moved_chunks(row.get("chunks"), response, kept)
-                if changed_out or changed_in:
-                    row["redacted"] = True
+                sent["body"] = stored_body(journal, out, None)
+                row["body"] = stored_body(journal, back, media)
                 row = {"event_id": call.id, "call": call.n, "attempt": call.attempts, **row}
                 call.attempts += 1
                 journal.row("wire", row)
         except Exception as error:
             self.fault("recording an exchange", error, run)
+        if self._notices:
+            self.tell()
 
     def single(
         self, run: Run, kind: str, members: Mapping[str, Prepared], *, parent: str | None = None, status: str = "ok",

@@ -7,6 +7,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,23 +134,47 @@ class Run:
     def lost(self, what: str, count: int = 1) -> None:
         self.losses[what] = self.losses.get(what, 0) + count
 
+    def open(self) -> None:
+        """Open the journal now, whether or not there is a call. Raises NoLongerRecords."""
+        try:
+            with self.lock:
+                self.opened()
+        finally:
+            self.recorder.tell()
+
     def opened(self) -> Journal:
-        """The journal, made on first use with the run_start in it. The caller holds `lock`. Raises OSError."""
-        if self.journal is None:
-            if self.broken or self.closed:
-                raise NoLongerRecords
-            try:
-                self.journal = Journal(self.target, fsync=self.recorder.settings.fsync, head=self.recorder.head(self))
-                self.journal.record(self._start())
-            except OSError as error:
-                self.broken = True
-                self.recorder.no_room(self.target if self.explicit else self.target.parent, error)
-                raise NoLongerRecords from error
-            self.recorder.announce(self)
-            if self.journal.earlier is not None:
-                left = self.journal.earlier
-                self.recorder.say(f"sftrace: an earlier run did not end; get its bundle with: sftrace recover {left}")
-        return self.journal
+        """The journal, made on first use with the run_start in it. Raises NoLongerRecords.
+
+        The caller holds `lock`, and after releasing it has the recorder `tell` what there is to say.
+        """
+        if self.journal is not None:
+            return self.journal
+        if self.broken or self.closed:
+            raise NoLongerRecords
+        journal = None
+        try:
+            head, start = self.recorder.head(self), self._start()
+            journal = Journal(self.target, fsync=self.recorder.settings.fsync)
+            journal.record(head)
+            journal.record(start)
+        except Exception as error:
+            self.broken = True
+            if journal is not None:
+                journal.discard()
+            self.recorder.no_room(self._place(), error)
+            raise NoLongerRecords from error
+        self.journal = journal
+        self.recorder.later(partial(self.recorder.announce, self))
+        if journal.earlier is not None:
+            line = f"sftrace: an earlier run did not end; get its bundle with: sftrace recover {journal.earlier}"
+            self.recorder.later(partial(self.recorder.say, line))
+        return journal
+
+    def _place(self) -> Path:
+        """What cannot be written when the journal cannot be opened."""
+        if self._target is None:
+            return self.recorder.settings.dir
+        return self._target if self.explicit else self._target.parent
 
     @property
     def full(self) -> bool:

@@ -43,42 +43,27 @@ __all__ = [
 
 _Dialect = Callable[[SpanRecord, Attributes], MappedCall | None]
 
-_DIALECTS: tuple[_Dialect, ...] = (
-    map_mcp,
-    map_langfuse,
-    map_logfire,
-    map_openinference,
-    map_pydantic_ai,
-    map_traceloop,
-    map_genai_events,
-    map_genai,
-    map_http,
+_FLAT = frozenset(
+    {"gen_ai.prompt.0.content", "gen_ai.prompt.0.role", "gen_ai.completion.0.content", "gen_ai.completion.0.role"}
 )
-
-
-# Every span that a dialect takes has one of these keys; most spans have none and need not be looked at.
-_SIGNS = frozenset(
-    {
-        "gen_ai.completion.0.content",
-        "gen_ai.completion.0.role",
-        "gen_ai.operation.name",
-        "gen_ai.prompt.0.content",
-        "gen_ai.prompt.0.role",
-        "gen_ai.request.model",
-        "gen_ai.response.model",
-        "gen_ai.system",
-        "gen_ai.tool.name",
-        "http.method",
-        "http.request.method",
-        "http.request.method_original",
-        "langfuse.observation.type",
-        "llm.request.type",
-        "mcp.method.name",
-        "openinference.span.kind",
-        "request_data",
-        "traceloop.span.kind",
-    }
+_DIALECTS: tuple[tuple[frozenset[str], _Dialect], ...] = (
+    (frozenset({"mcp.method.name"}), map_mcp),
+    (frozenset({"langfuse.observation.type"}), map_langfuse),
+    (frozenset({"request_data"}), map_logfire),
+    (frozenset({"openinference.span.kind"}), map_openinference),
+    (frozenset({"tool_arguments", "tool_response", "events", "model_request_parameters"}), map_pydantic_ai),
+    (_FLAT | {"traceloop.span.kind", "llm.request.type"}, map_traceloop),
+    (frozenset({"gen_ai.operation.name", "gen_ai.system"}), map_genai_events),
+    (frozenset({"gen_ai.operation.name"}), map_genai),
+    (frozenset({"http.method", "http.request.method", "http.request.method_original"}), map_http),
 )
+"""Dialects with the attributes of which a span of theirs has at least one: most spans are none of most of them."""
+
+_SIGNS = frozenset().union(*(signs for signs, _ in _DIALECTS)) | {
+    "gen_ai.request.model",
+    "gen_ai.response.model",
+    "gen_ai.tool.name",
+}
 
 
 def is_reference(record: SpanRecord) -> bool:
@@ -96,7 +81,9 @@ def map_content(record: SpanRecord) -> MappedCall | None:
     if _SIGNS.isdisjoint(record.attributes) or is_pending(record.attributes) or is_begun_stream(record):
         return None
     attributes = Attributes(record.attributes)
-    for dialect in _DIALECTS:
+    for signs, dialect in _DIALECTS:
+        if signs.isdisjoint(record.attributes):
+            continue
         call = _tried(dialect, record, attributes)
         if call is not None:
             return call

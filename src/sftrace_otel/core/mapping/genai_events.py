@@ -33,6 +33,8 @@ def map_genai_events(record: SpanRecord, attributes: Attributes) -> MappedCall |
         return None
     if operation is not None and operation not in INFERENCE:
         return None
+    if operation is not None and not record.events:
+        return None
     messages, outputs = from_events([(event.name, event.attributes) for event in record.events])
     if operation is not None and not messages and not outputs:
         return None

@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from sftrace_otel.core.mapping.model import SpanRecord
 
 __all__ = ["Attributes", "as_text", "dump", "failure", "message_content", "plain", "provider_name"]
@@ -93,6 +95,10 @@ class Attributes:
         stripped = value.lstrip()
         if stripped[:1] not in _OPENERS and not _scalar(stripped):
             return value
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            pass  # what it refuses is read again, to tell what is cut from what is only unusual
         try:
             return json.loads(value, parse_constant=_refuse, parse_float=_finite)
         except (ValueError, RecursionError):
