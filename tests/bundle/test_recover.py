@@ -312,6 +312,21 @@ def test_a_new_run_never_touches_what_a_killed_one_left(cut_off: Path) -> None:
     assert read.open_bundle(target).manifest.status == "completed"
 
 
+def test_verbs_say_that_a_recording_is_unfinished(cut_off: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = cut_off.parent / "run.sftrace"
+    for verb in ("verify", "inspect", "validate"):
+        assert app.main([verb, str(path)]) == 2
+        assert "an unfinished recording of it" in capsys.readouterr().err
+    with pytest.raises(TraceStorageError, match="sftrace recover"):
+        read.open_bundle(path)
+    assert app.main(["ls", str(cut_off.parent)]) == 0
+    assert "1 recording is open or cut off" in capsys.readouterr().err
+    assert app.main(["ls", str(cut_off.parent), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unfinished"] == 1
+    recover(cut_off)
+    assert app.main(["verify", str(path)]) == 0
+
+
 def test_links_in_a_journal_are_not_followed(cut_off: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from sftrace_otel.bundle.store import PACK_SUFFIX, Store, open_store, unreadable
+from sftrace_otel.bundle.store import PACK_SUFFIX, Store, open_store, unfinished, unreadable
 from sftrace_otel.errors import FormatError, TraceStorageError
 from sftrace_otel.formats import Json, canonical, sftrace, sidecars
 from sftrace_otel.formats.sftrace import (
@@ -301,6 +301,10 @@ def resolve(where: str, *, dir: Path | str) -> Path:  # noqa: A002
             if fits(one, where):
                 return one.path
     what = "there is no bundle" if where == "latest" else "no bundle, run id, trace id or name fits"
+    open_one = unfinished(Path(where).expanduser()) if where else ""
+    if open_one:
+        text = f"there is no such bundle{open_one}"
+        raise TraceStorageError(text, where=canonical.printable(where, quote=False), code="missing_file")
     text = f"{what} in {canonical.printable(str(dir))}; list what is there with: sftrace ls DIR"
     raise TraceStorageError(text, where=canonical.printable(where, quote=False), code="missing_file")
 

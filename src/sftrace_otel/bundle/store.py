@@ -115,7 +115,8 @@ def open_store(path: Path | str) -> Store:
         mode = place.stat().st_mode
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError | FileNotFoundError | NotADirectoryError):
-            raise TraceStorageError("there is no such bundle", where=str(place), code="missing_file") from None
+            text = f"there is no such bundle{unfinished(place)}"
+            raise TraceStorageError(text, where=str(place), code="missing_file") from None
         raise unreadable(error, place) from error
     if stat.S_ISDIR(mode):
         return FolderStore(place)
@@ -125,6 +126,16 @@ def open_store(path: Path | str) -> Store:
         return PackStore(place)
     text = f"is neither a folder nor a {PACK_SUFFIX} file; a bundle is one of them"
     raise TraceStorageError(text, where=str(place), code="missing_file")
+
+
+def unfinished(path: Path) -> str:
+    """What to add to "no such bundle" where a recording of it is still open, or was cut off; else nothing."""
+    try:
+        there = path.with_name(f".{path.name}.journal").is_dir()
+    except (OSError, ValueError):
+        return ""
+    text = ", but an unfinished recording of it; if its process is gone, make it one with: sftrace recover PATH"
+    return text if there else ""
 
 
 def unreadable(error: Exception, path: Path) -> TraceStorageError:

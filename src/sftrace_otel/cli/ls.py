@@ -36,12 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
             f"sftrace ls: {shorten(where, 200)}: no such folder; record a run first, or name the folder of the bundles"
         )
         return 2
+    left = sum(1 for path in where.glob(".*.sftrace.journal") if path.is_dir())
     found = [one for one in list_bundles(where) if _wanted(one, arguments.trace, arguments.failed)]
     if arguments.json:
-        say_json({"dir": str(where), "bundles": [_document(one) for one in found]})
+        say_json({"dir": str(where), "bundles": [_document(one) for one in found], "unfinished": left})
     elif found:
         say(*table([_row(one) for one in found], ["CREATED", "STATUS", "AGENT", "LLM", "TOOLS", "MS", "BUNDLE"]))
-    else:
+    if left and not arguments.json:
+        noun = "recording is" if left == 1 else "recordings are"
+        note(f"{left} {noun} open or cut off; of those that were cut off, bundles are made by: sftrace recover DIR")
+    if not found and not arguments.json:
         note(f"no bundle {'that matches ' if arguments.trace or arguments.failed else ''}in {shorten(where, 200)}")
     return 0
 
