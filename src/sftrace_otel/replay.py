@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 CHILD = "SFTRACE_REPLAY_CHILD"
-"""Variable that hands a child what has no setting: JSON with `map_hosts` and `run_untraced_tools`."""
+"""Variable that hands a child what has no setting: JSON with `map_hosts`, `ignore` and `run_untraced_tools`."""
 
 DIVERGED = 1
 REFUSED = 2
@@ -447,6 +447,7 @@ def _session_of(settings: Settings) -> ReplaySession:
         order=settings.replay_order,
         allow=settings.replay_allow,
         map_hosts=options.get("map_hosts"),
+        ignore=options.get("ignore") or (),
         run_untraced_tools=bool(options.get("run_untraced_tools")),
     )
 
@@ -516,6 +517,7 @@ def replay_entrypoint(
     *,
     order: str = "causal",
     map_hosts: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
     run_untraced_tools: bool = False,
 ) -> Result:
     """Call `spec` ("module:function", imported from the current folder) in this process under the replay of `path`.
@@ -528,7 +530,9 @@ def replay_entrypoint(
         ReplayError: The entrypoint cannot be imported or called.
     """
     module, function = _entrypoint_names(spec)
-    session = ReplaySession.from_trace(path, order=order, map_hosts=map_hosts, run_untraced_tools=run_untraced_tools)
+    session = ReplaySession.from_trace(
+        path, order=order, map_hosts=map_hosts, ignore=ignore, run_untraced_tools=run_untraced_tools
+    )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -630,6 +634,7 @@ def replay_command(
     *,
     order: str = "causal",
     map_hosts: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
     run_untraced_tools: bool = False,
     stdout: int | None = None,
 ) -> Result:
@@ -640,6 +645,7 @@ def replay_command(
         command: Program and arguments; a Python program of an environment in which this package is installed.
         order: As `ReplaySession.from_trace`.
         map_hosts: As there.
+        ignore: As there.
         run_untraced_tools: As there.
         stdout: File descriptor for the program's standard output; None: this process's.
 
@@ -647,13 +653,17 @@ def replay_command(
         TraceStorageError, ReplayPolicyError: As `ReplaySession.from_trace`.
         ReplayError: There is no such program, or it did not run under replay.
     """
-    session = ReplaySession.from_trace(path, order=order, map_hosts=map_hosts, run_untraced_tools=run_untraced_tools)
+    session = ReplaySession.from_trace(
+        path, order=order, map_hosts=map_hosts, ignore=ignore, run_untraced_tools=run_untraced_tools
+    )
     program = shutil.which(command[0])
     if program is None:
         raise ReplayError(f"{command[0]}: command not found; check the spelling and PATH", code="not_found")
     with tempfile.TemporaryDirectory(prefix="sftrace-replay-") as folder:
         environment = _child_environment(path, Path(folder), order, session)
-        environment[CHILD] = json.dumps({"map_hosts": dict(map_hosts or {}), "run_untraced_tools": run_untraced_tools})
+        environment[CHILD] = json.dumps(
+            {"map_hosts": dict(map_hosts or {}), "ignore": list(ignore), "run_untraced_tools": run_untraced_tools}
+        )
         code = _run([program, *command[1:]], environment, stdout)
         return _collected(Path(folder), code, command[0])
 

@@ -24,6 +24,9 @@ __all__ = ["PREFIX", "Settings"]
 PREFIX = "OTEL_SFTRACE_"
 _log = logging.getLogger("sftrace_otel")
 
+_named: set[str] = set()
+"""Unknown variables that were logged already."""
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -72,7 +75,7 @@ class Settings:
         """Read the variables in `environ`, then let `keywords` (field names; None means unset) win.
 
         Raises SettingsError that names the variable or keyword. An unknown `OTEL_SFTRACE_*` variable is logged once
-        per call and ignored.
+        per process and ignored.
         """
         values: dict[str, Any] = {}
         for name, text in environ.items():
@@ -80,7 +83,9 @@ class Settings:
                 continue
             field = name[len(PREFIX) :].lower()
             if field not in _READERS:
-                _log.warning("%s is not a setting of this version and has no effect", name)
+                if name not in _named:
+                    _named.add(name)
+                    _log.warning("%s is not a setting of this version and has no effect", name)
             elif text.strip():
                 values[field] = _read(field, text.strip(), name)
         for field, value in keywords.items():

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,19 +146,6 @@ def test_a_table_aligns_its_columns() -> None:
         "bcd     10",
     ]
     assert text.table([]) == []
-
-
-@pytest.mark.full
-def test_help_costs_at_most_three_and_a_half_times_bare_python(bytecode: dict[str, str]) -> None:
-    def seconds(*arguments: str) -> float:
-        begin = time.perf_counter()
-        command = [sys.executable, *arguments]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env={**os.environ, **bytecode})
-        return time.perf_counter() - begin
-
-    pairs = [(seconds("-c", "pass"), seconds("-m", "sftrace_otel", "--help")) for _ in range(15)]
-    bare, helped = (min(one) for one in zip(*pairs, strict=True))
-    assert helped <= 3.5 * bare
 
 
 def test_help_imports_nothing_heavy() -> None:

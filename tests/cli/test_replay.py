@@ -73,6 +73,12 @@ AGENT = textwrap.dedent(
         get_value(42)
         return ask("value is 43")
 
+    def elsewhere(question):
+        value = get_value(42)
+        answer = ask("another text every time")
+        outer("née café ☕")
+        return {"answer": value["value"], "text": answer["choices"][0]["message"]["content"]}
+
     def swallows(question):
         try:
             get_value(43)
@@ -177,6 +183,16 @@ def test_an_entrypoint_that_does_something_else(
     for text in said:
         assert text in done.err
     assert cli("replay", bundle("completed"), "--entrypoint", entrypoint, "--json").json["exit_code"] == 1
+
+
+def test_what_is_ignored_is_not_compared(cli: Cli, shell: Cli, bundle: Callable[[str], Path], agent: Path) -> None:
+    entrypoint, ignore = ("--entrypoint", "agent:elsewhere"), ("--ignore", "/request/messages/0/content")
+    refused = cli("replay", bundle("completed"), *entrypoint)
+    assert refused.code == 1
+    assert " ".join(ignore) in refused.err
+    assert cli("replay", bundle("completed"), *entrypoint, *ignore).code == 0
+    done = shell("replay", bundle("completed"), *ignore, "--", sys.executable, "agent.py", "elsewhere", "x")
+    assert done.code == 0, done.err
 
 
 def test_the_recorded_failure_happens_again(cli: Cli, bundle: Callable[[str], Path], agent: Path) -> None:

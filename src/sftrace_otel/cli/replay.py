@@ -53,6 +53,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the recorded host[:port] A is B in this run; may be repeated",
     )
     parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="POINTER",
+        help="a JSON Pointer into the input to leave out when calls are compared, as a divergence names it; may be "
+        "repeated",
+    )
+    parser.add_argument(
         "--run-untraced-tools",
         action="store_true",
         help="start although the recording lacks the results of some tools: their functions run for real",
@@ -84,7 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace, path: Path, hosts: dict[str, str]) -> Result:
     from sftrace_otel.replay import replay_command, replay_entrypoint
 
-    options = {"order": arguments.order, "map_hosts": hosts, "run_untraced_tools": arguments.run_untraced_tools}
+    options = {
+        "order": arguments.order,
+        "map_hosts": hosts,
+        "ignore": arguments.ignore,
+        "run_untraced_tools": arguments.run_untraced_tools,
+    }
     if arguments.rest:
         return replay_command(path, arguments.rest, stdout=2 if arguments.json else None, **options)
     with _stdout_to_stderr(arguments.json):

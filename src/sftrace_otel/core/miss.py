@@ -215,7 +215,11 @@ def advise_on(kind: str, found: Sequence[Difference]) -> tuple[str, ...]:
     pointers = ", ".join(f'"{printable(item.pointer)}"' for item in found[:SHOWN] if item.pointer)
     if not pointers:
         return ("the program asks for something else than it did: change it back, or record again",)
-    return (f"change the program back or record again; if this changes in every run, replay with ignore=[{pointers}]",)
+    options = " ".join(f"--ignore {printable(item.pointer)}" for item in found[:SHOWN] if item.pointer)
+    return (
+        f"change the program back or record again; if this changes in every run, replay with {options} "
+        f"(ignore=[{pointers}] in Python)",
+    )
 
 
 def _other_origin(found: Sequence[Difference]) -> str | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.plan import Outcome
 from sftrace_otel.instrumentation import guard, replaying, tracing
+from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.exchange import (
     Exchange,
     Head,
@@ -32,7 +33,7 @@ from sftrace_otel.instrumentation.exchange import (
     unpacked,
 )
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
-from sftrace_otel.instrumentation.outcomes import Answer, answers_of, rebuilt_exception
+from sftrace_otel.instrumentation.outcomes import Answer, answers_of
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.recorder import Recorder, current_scope
 
