@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import json
+import logging
 import os
 import signal
 import stat
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,12 @@ from sftrace_otel import (
     ReplaySession,
     allm_request,
     instrumentation,
+    keep,
     llm_request,
     record,
     record_state_change,
     recorder,
+    set_input,
     set_output,
     trace_tool,
 )
@@ -370,6 +374,179 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: py
     made.close()
     assert [line for line in caplog.messages if "nothing is recorded" in line] == caplog.messages
     assert len(caplog.messages) == 1
+
+
+# --- notices, gates and leaks -----------------------------------------------------------------------------------------
+
+
+class Shipping(logging.Handler):
+    """Sends each record from a worker thread that makes a recorded call, and waits for it, as log shippers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+
+    def emit(self, entry: logging.LogRecord) -> None:
+        self._pool.submit(double, 1).result(timeout=10)
+        double(2)
+        self.sent.append(entry.getMessage())
+
+
+@pytest.fixture
+def shipping() -> Iterator[Shipping]:
+    handler = Shipping()
+    logging.getLogger().addHandler(handler)
+    yield handler
+    logging.getLogger().removeHandler(handler)
+
+
+def test_a_notice_may_wait_for_a_thread_that_is_recorded_too(tmp_path: Path, shipping: Shipping) -> None:
+    made = recorder.acquire(Settings(dir=tmp_path / "out"))
+    made.notify = lambda line: logging.getLogger("stderr").error(line)
+    assert double(21) == 42
+    made.close()
+    assert any("recording to" in line for line in shipping.sent)
+    (path,) = (tmp_path / "out").glob("*.sftrace")
+    inputs = [event.input["x"] for event in open_bundle(path).events if event.type == "tool_call"]
+    assert 21 in inputs and 1 in inputs and 2 not in inputs
+
+
+def test_a_log_line_may_wait_for_a_thread_that_is_recorded_too(tmp_path: Path, shipping: Shipping) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    recorder.acquire(Settings(dir=blocked, quiet=True))
+    assert double(21) == 42
+    assert [line for line in shipping.sent if "nothing is recorded" in line]
+
+
+def test_a_notice_that_raises_leaves_the_program_alone(tmp_path: Path) -> None:
+    def broken_stream(line: str) -> None:
+        raise OSError(32, "Broken pipe")
+
+    made = recorder.acquire(Settings(dir=tmp_path / "out"))
+    made.notify = broken_stream
+    assert double(21) == 42
+    made.close()
+    valid(next((tmp_path / "out").glob("*.sftrace")))
+
+
+def test_metadata_alone_keeps_every_payload_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @trace_tool
+    def refuse(text: str) -> None:
+        raise ValueError("PAYLOAD of an error", text)
+
+    monkeypatch.setattr(sys, "argv", ["agent.py", "--query", "PAYLOAD"])
+    made = recorder.acquire(Settings(dir=tmp_path / "out", quiet=True, capture="metadata"))
+    set_input({"q": "PAYLOAD"})
+    record_state_change(key="k", before="PAYLOAD", after={"z": "PAYLOAD"})
+    with pytest.raises(ValueError, match="PAYLOAD"):
+        refuse("PAYLOAD")
+    keep("PAYLOAD of a reason")
+    set_output("PAYLOAD")
+    made.set_failure(KeyError("PAYLOAD"))
+    made.close()
+    (path,) = (tmp_path / "out").glob("*.sftrace")
+    valid(path)
+    assert [file.name for file in path.iterdir() if b"PAYLOAD" in file.read_bytes()] == []
+    assert open_bundle(path).run["kept"] == "" and open_bundle(path).run["command"] == ["agent.py"]
+
+
+def test_a_secret_option_hides_the_word_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["agent.py", "--password", "hunter2Secret91", "--city", "Rome", "odd\udcff"])
+    made = recorder.acquire(Settings(dir=tmp_path / "out", quiet=True))
+    double(1)
+    (journal_file,) = (tmp_path / "out").glob(".*/journal.jsonl")
+    head = json.loads(journal_file.read_bytes().splitlines()[0])
+    made.close()
+    (path,) = (tmp_path / "out").glob("*.sftrace")
+    want = ["agent.py", "--password", "[REDACTED]", "--city", "Rome", "odd\\udcff"]
+    assert head["command"] == open_bundle(path).run["command"] == want
+
+
+@pytest.mark.parametrize("error", [UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"), OSError(28, "full")])
+def test_a_run_that_cannot_begin_is_given_up_once(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(journal.Journal, "record", raises)
+    made = recorder.acquire(Settings(dir=tmp_path / "out", quiet=True))
+    assert [double(number) for number in range(5)] == [0, 2, 4, 6, 8]
+    made.close()
+    assert list((tmp_path / "out").iterdir()) == []
+    assert len(caplog.messages) == 1 and type(error).__name__ in caplog.messages[0]
+
+
+def test_a_folder_that_is_gone_is_said_and_paths_are_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    lines: list[str] = []
+    made = recorder.acquire(Settings(dir=tmp_path / "out"))
+    made.notify = lines.append
+    assert double(2) == 4
+    recorder.acquire(Settings(dir=Path("sftraces"), quiet=True))
+    assert double(3) == 6
+    recorder.close_all()
+    assert str(tmp_path / "out") in lines[0] and not gone.exists()
+    assert [line for line in caplog.messages if "nothing is recorded" in line] == caplog.messages
+
+
+def test_calls_of_ended_runs_are_let_go_whoever_hears_of_their_spans(tmp_path: Path) -> None:
+    made = recorder.acquire(Settings(dir=tmp_path, quiet=True))
+    scope = Scope(run=made.new_run("record"))
+    call = made.begin("tool", "t", made.prepare(1), scope=scope, lineage="0")
+    assert call is not None
+    made.refer(7, call)
+    made.fold(8)
+    made.span_started(9, 1, None, "INTERNAL", None)
+    with entered(scope):
+        made.span_started(10, 1, None, "INTERNAL", None)
+    made.close_run(call.run)
+    assert not made._refs and set(made._live) == {9} and not call.run.refs and not call.run.spans
+    assert made.span_reference(7, "s") and made.span_reference(8, "s") and not made.span_reference(7, "s")
+    assert made.span_arrived(7, "s") is None
+
+
+def test_what_is_remembered_of_spans_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recorder.acquire(Settings(dir=tmp_path, quiet=True))
+    call = made.begin("tool", "t", made.prepare(1), scope=Scope(), lineage="0")
+    assert call is not None
+    monkeypatch.setattr("sftrace_otel.recorder.recorder._EXPECTED", 10)
+    monkeypatch.setattr("sftrace_otel.recorder.recorder._RECORDED", 20)
+    for span in range(1, 100):
+        made.refer(span, call)
+        made.fold(1000 + span)
+    assert len(made._refs) == len(call.run.refs) == 10 and len(made._recorded) == 20
+    assert made.span_arrived(99, "s") is call and 99 not in call.run.refs
+
+
+def test_runs_may_open_and_close_while_others_look_for_theirs(tmp_path: Path) -> None:
+    made = recorder.acquire(Settings(dir=tmp_path, quiet=True))
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            made.close_run(made.new_run("record"))
+
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(3000):
+            made.run_for(recorder.UNPLACED)
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
 
 
 # --- lineage ----------------------------------------------------------------------------------------------------------

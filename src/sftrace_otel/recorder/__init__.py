@@ -24,7 +24,7 @@ from sftrace_otel.recorder.lineage import (
     restart_lineage,
     spawn,
 )
-from sftrace_otel.recorder.recorder import Recorder
+from sftrace_otel.recorder.recorder import Recorder, absolute
 from sftrace_otel.recorder.run import Answered, Call, Run
 from sftrace_otel.settings import Settings
 
@@ -48,7 +48,7 @@ def active() -> Recorder | None:
 def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Recorder:
     """The recorder of `settings.dir` in this process, made on first use and from then on the active one."""
     global _active
-    key = settings.dir.absolute()
+    key = absolute(settings.dir)
     with _registry:
         recorder = _recorders.get(key)
         if recorder is None:
@@ -110,6 +110,8 @@ def _after_fork() -> None:
         recorder._budget_lock = threading.Lock()
         recorder._live.clear()
         recorder._refs.clear()
+        recorder._recorded.clear()
+        recorder._notices.clear()
         recorder._process = None
         if parent is not None:
             recorder.settings = _with_parent(recorder.settings, parent.id)

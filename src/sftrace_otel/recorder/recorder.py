@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -34,8 +34,9 @@ from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, He
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.formats import Json
 from sftrace_otel.formats.sftrace import is_inner_name
-from sftrace_otel.recorder.bodies import BLOB_ABOVE, clean_body, moved_chunks, stored_body
+from sftrace_otel.recorder.bodies import clean_body, moved_chunks, stored_body
 from sftrace_otel.recorder.exceptions import members_of
 from sftrace_otel.recorder.lineage import UNPLACED, Scope, current_scope, current_task
 from sftrace_otel.recorder.run import NULL, Call, NoLongerRecords, Run, found_in
@@ -52,6 +53,12 @@ OWN_RUN_KINDS = frozenset({"SERVER", "CONSUMER"})
 
 _telling: ContextVar[bool] = ContextVar("sftrace_telling", default=False)
 """Whether a hook of the program is being told about a bundle; what it records tells nobody."""
+
+_EXPECTED = 65_536
+"""Spans of recorded calls that may be on their way to us."""
+
+_RECORDED = 8_192
+"""Spans that are known to tell of what is recorded, without the call."""
 
 _noticing: ContextVar[bool] = ContextVar("sftrace_noticing", default=False)
 """Whether a notice or log line of ours is being written here; what its writing calls is not recorded."""
@@ -88,14 +95,17 @@ class Recorder:
         self._runs: dict[str, Run] = {}
         self._process: Run | None = None
         self._live: dict[int, Run] = {}
-        self._refs: dict[int, Call | None] = {}
+        self._refs: dict[int, Call] = {}
+        self._recorded: dict[int, bool] = {}
         self._lock = threading.RLock()
         self._reported: set[str] = set()
         self._notices: deque[Callable[[], None]] = deque()
         self._names: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         self._closing = False
         self.max_run_bytes = settings.max_run_mb << 20
-        self._budget = Budget(settings.dir.absolute(), settings.max_disk_mb << 20)
+        self.has_content = settings.capture == "full"
+        self.folder = absolute(settings.dir)
+        self._budget = Budget(self.folder, settings.max_disk_mb << 20)
         self._budget_lock = threading.Lock()
         self._closers: list[threading.Thread] = []
         if "flight" in settings.formats:
@@ -112,7 +122,7 @@ class Recorder:
         key = f"{what}:{type(error).__name__}"
         if key not in self._reported:
             self._reported.add(key)
-            self._tell(lambda: _log.error("sftrace: %s failed with %s; the program goes on", what, _kind_of(error)))
+            _written(lambda: _log.error("sftrace: %s failed with %s; the program goes on", what, _kind_of(error)))
 
     def no_room(self, folder: Path, error: BaseException) -> None:
         """Have it said, once for a folder, that nothing can be recorded into it."""
@@ -132,16 +142,7 @@ class Recorder:
                 notice = self._notices.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._tell(notice)
-
-    def _tell(self, notice: Callable[[], None]) -> None:
-        token = _noticing.set(True)
-        try:
-            notice()
-        except Exception as error:  # a handler or stream of the program
-            self._reported.add(f"writing a notice:{type(error).__name__}")
-        finally:
-            _noticing.reset(token)
+            _written(notice)
 
     # -- runs
 
@@ -173,7 +174,8 @@ class Recorder:
             if run is not None and not run.closed:
                 return run
         elif scope is UNPLACED:
-            others = [run for run in self._runs.values() if run.kind != "process" and not run.closed]
+            with self._lock:
+                others = [run for run in self._runs.values() if run.kind != "process" and not run.closed]
             if len(others) == 1:
                 return others[0]
         return self.process_run()
@@ -232,7 +234,7 @@ class Recorder:
     def keep(self, run: Run, reason: str) -> None:
         """Keep the bundle of `run`, whatever OTEL_SFTRACE_KEEP says, and note why."""
         try:
-            self.latest(run).kept = self.policy.redact_text(str(reason))[0]
+            self.latest(run).kept = self.policy.redact_text(str(reason))[0] if self.has_content else ""
         except Exception as error:
             self.fault("keeping a run", error, run)
 
@@ -248,7 +250,7 @@ class Recorder:
         named = self.policy.redact_text(run.agent or self.agent())[0]
         agent = re.sub(r"[^A-Za-z0-9._-]+", "-", named).strip("-.")[:60] or "agent"
         name = f"{agent}-{moment}-{trace}-{run.id[4:12]}.sftrace"
-        return self.settings.dir.absolute() / (name if is_inner_name(name) else f"agent-{name}")
+        return self.folder / (name if is_inner_name(name) else f"agent-{name}")
 
     def agent(self) -> str:
         """The agent's name: the setting, else service.name, else the script."""
@@ -264,7 +266,7 @@ class Recorder:
         agent, found = self.policy.redact_text(run.agent or self.agent())
         return Head(
             run=run.id,
-            agent=agent,
+            agent=spelled(agent),
             at=run.wall0,
             target=run.target.name,
             pid=os.getpid(),
@@ -275,9 +277,21 @@ class Recorder:
             origin=dict(run.origin),
             policy=self.policy.describe(),
             settings=self.settings.public(),
-            command=[self.policy.redact_text(word)[0] for word in sys.argv],
+            command=self.command(),
             found=[("/agent_name", finding.reason) for finding in found[:1]],
         )
+
+    def command(self) -> list[str]:
+        """The command line without secrets: an option with a secret's name hides the word after it too.
+
+        Without content only the program's own name is left.
+        """
+        words: Json = [spelled(str(word)) for word in (sys.argv if self.has_content else sys.argv[:1])]
+        return [str(word) for word in cast("list[Json]", self.policy.redact(words)[0])]
+
+    def content(self, prepared: Prepared) -> Prepared:
+        """The one gate for payloads: `prepared`, or null where OTEL_SFTRACE_CAPTURE asks for none."""
+        return prepared if self.has_content else NULL
 
     # -- calls
 
@@ -303,7 +317,7 @@ class Recorder:
             return None
         run = run or self.run_for(scope, span[1] if span else 0)
         try:
-            payload = prepared if self.settings.capture == "full" else NULL
+            payload = prepared if self.has_content else NULL
             clean, redactions = self._name(name, payload)
             trace = f"{span[0]:032x}" if span and span[0] else None
             run = self._locked(run)
@@ -380,7 +394,7 @@ class Recorder:
         call.ended = True
         run = call.run
         try:
-            payload = prepared if prepared is None or self.settings.capture == "full" else NULL
+            payload = prepared if prepared is None or self.has_content else NULL
             if call.kind == "tool" and payload is not None:
                 run.answered.tool(call.name, payload.digest)
             with run.lock:
@@ -449,9 +463,9 @@ class Recorder:
             text = str(error)
         except Exception:
             text = ""
-        if self.settings.capture != "full":
+        if not self.has_content:
             text = ""
-        message, found = self.policy.redact_text(text.encode("utf-8", "backslashreplace").decode() or kind.__name__)
+        message, found = self.policy.redact_text(spelled(text) or kind.__name__)
         described: dict[str, Any] = {
             "type": kind.__name__,
             "message": message,
@@ -459,7 +473,7 @@ class Recorder:
             "qualname": kind.__qualname__,
             "findings": sorted({finding.reason for finding in found}),
         }
-        if self.settings.capture == "full":
+        if self.has_content:
             described.update(members_of(error, self.prepare))
         return described
 
@@ -476,7 +490,7 @@ class Recorder:
         media: str | None,
     ) -> None:
         """Journal one HTTP attempt of a call; bodies are redacted here, before they are named."""
-        if call is None or self.settings.capture != "full":
+        if call is None or not self.has_content:
             return
         run = call.run
         try:
@@ -510,6 +524,7 @@ class Recorder:
         if _noticing.get():
             return None
         try:
+            members = {name: self.content(item) for name, item in members.items()}
             given, run = run, self._locked(run)
             try:
                 event_id = run.new_id()
@@ -548,7 +563,7 @@ class Recorder:
         if parent_id is not None:
             run = self.span_run(parent_id)
             if run is not None:
-                self._live[span_id] = run
+                self._follow(span_id, run)
             return None
         scope = current_scope()
         run = scope.run if scope.run is not None and not scope.run.closed else None
@@ -556,33 +571,49 @@ class Recorder:
             run = self.run_of_root(kind, operation)
         trace = f"{trace_id:032x}"
         run.trace_ids.setdefault(trace, None)
-        self._live[span_id] = run
+        self._follow(span_id, run)
         return run.name
+
+    def _follow(self, span_id: int, run: Run) -> None:
+        self._live[span_id] = run
+        run.spans.add(span_id)
 
     def span_reference(self, span_id: int, scope_name: str) -> bool:
         """A span ended; True if a boundary of ours has recorded what it is about."""
-        if span_id not in self._refs:
-            return False
-        call = self._refs.pop(span_id)
-        if call is not None:
-            call.run.note_span(call.n, scope_name)
-        return True
+        return self.span_arrived(span_id, scope_name) is not None or self._recorded.pop(span_id, False)
 
     def span_arrived(self, span_id: int, scope_name: str) -> Call | None:
         """The span of a call of our boundaries ended; gives the call, None if no boundary expects this span."""
         call = self._refs.pop(span_id, None)
         if call is not None:
+            call.run.refs.discard(span_id)
             call.run.note_span(call.n, scope_name)
         return call
 
     def refer(self, span_id: int, call: Call) -> None:
         """Expect the span `span_id`: it is the span of `call`. A span that is another call's already stays so."""
-        if span_id:
-            self._refs.setdefault(span_id, call)
+        if span_id and self._refs.setdefault(span_id, call) is call:
+            call.run.refs.add(span_id)
+            if len(self._refs) > _EXPECTED:
+                self._forget(next(iter(self._refs), 0))
 
     def fold(self, span_id: int) -> None:
         """Expect the span `span_id` of an HTTP instrumentation below an LLM call: it is no call of its own."""
-        self._refs.setdefault(span_id, None)
+        if span_id not in self._refs:
+            self._remember(span_id)
+
+    def _forget(self, span_id: int) -> None:
+        """Nobody waits for the span `span_id` any more; should it come, it is still known that it is recorded."""
+        call = self._refs.pop(span_id, None)
+        if call is not None:
+            call.run.refs.discard(span_id)
+            self._remember(span_id)
+
+    def _remember(self, span_id: int) -> None:
+        recorded = self._recorded
+        recorded[span_id] = True
+        while len(recorded) > _RECORDED:
+            recorded.pop(next(iter(recorded), 0), None)
 
     def span_run(self, span_id: int) -> Run | None:
         """The run of a live span, or of the call that a boundary made it for."""
@@ -595,7 +626,10 @@ class Recorder:
     def span_closed(self, span_id: int, *, root: bool, error: tuple[str, str] | None = None) -> None:
         """A span ended. A local root with a run of its own ends that run; `error`: (class, message) of a failed one."""
         run = self._live.pop(span_id, None)
-        if run is None or not root or run.kind != "trace":
+        if run is None:
+            return
+        run.spans.discard(span_id)
+        if not root or run.kind != "trace":
             return
         self._wait(run)
         self.close_run(run, failure=error)
@@ -646,7 +680,7 @@ class Recorder:
         prepared: Prepared | None = self.prepare(mapped.output)
         if mapped.error is not None:
             kind, text = mapped.error
-            message, found = self.policy.redact_text(text or kind)
+            message, found = self.policy.redact_text((text if self.has_content else "") or kind)
             error = {"type": kind, "message": message, "findings": sorted({item.reason for item in found})}
             if mapped.kind == "llm":
                 prepared = None if mapped.output is None else prepared
@@ -721,6 +755,7 @@ class Recorder:
             run.closed = True
         with self._lock:
             self._runs.pop(run.id, None)
+        self._let_go(run)
         if run.journal is None:
             return None
         try:
@@ -738,6 +773,14 @@ class Recorder:
         self._report(run, counts)
         self._closed(run.path)
         return run.path
+
+    def _let_go(self, run: Run) -> None:
+        """Follow no more spans for an ended run: the provider may be one that never tells us of their end."""
+        for span_id in list(run.refs):
+            self._forget(span_id)
+        for span_id in list(run.spans):
+            self._live.pop(span_id, None)
+        run.spans.clear()
 
     def _wanted(self, run: Run) -> bool:
         """Whether the bundle of an ended run is kept. One at a path that the program named always is."""
@@ -767,7 +810,7 @@ class Recorder:
     def _finish(self, run: Run, journal: Journal) -> tuple[Path, Counts]:
         moment = (run.now(), self.clock())
         status: Literal["completed", "failed"] = "completed" if run.failure is None else "failed"
-        output = run.output if run.failure is None else None
+        output = self.content(run.output) if run.output is not None and run.failure is None else None
         with run.lock:
             if run.failure is not None:
                 journal.record(self._failure_event(run, *moment))
@@ -788,7 +831,7 @@ class Recorder:
         agent, found = self.policy.redact_text(run.agent or self.agent())
         closing = Closing(
             run_id=run.id,
-            agent=agent,
+            agent=spelled(agent),
             created_ns=run.wall0,
             status=status,
             failure=run.failure,
@@ -822,7 +865,7 @@ class Recorder:
         obstacles = self.obstacles(run)
         return {
             "schema_version": "1",
-            "agent": self.policy.redact_text(run.agent or self.agent())[0],
+            "agent": spelled(self.policy.redact_text(run.agent or self.agent())[0]),
             "kind": run.kind,
             "origin": dict(run.origin),
             "trace_ids": list(run.trace_ids),
@@ -831,14 +874,14 @@ class Recorder:
             "connections": connections,
             "policy": self.policy.describe(),
             "settings": self.settings.public(),
-            "command": [self.policy.redact_text(word)[0] for word in sys.argv],
+            "command": self.command(),
             **({} if run.kept is None else {"kept": run.kept}),
         }
 
     def obstacles(self, run: Run) -> list[Obstacle]:
         """What keeps a run from replaying offline."""
         connections = self.connections() if run.kind == "process" else []
-        return obstacles_of(run, connections, content=self.settings.capture == "full")
+        return obstacles_of(run, connections, content=self.has_content)
 
     def close(self) -> None:
         """End every open run; called at exit. Runs that begin later are closed by a second call."""
@@ -869,7 +912,7 @@ class Recorder:
         if hosts and not any(run.calls for run in runs):
             names = ", ".join(sorted({str(item["host"]) for item in hosts}))
             line = "sftrace: this process connected to %s and NO call was captured; run `python -m sftrace_otel doctor`"
-            self._tell(lambda: _log.error(line, names))
+            _written(lambda: _log.error(line, names))
 
     # -- notices
 
@@ -895,7 +938,20 @@ class Recorder:
 
     def say(self, line: str) -> None:
         if not self.settings.quiet:
-            self._tell(lambda: self.notify(line))
+            _written(lambda: self.notify(line))
+
+
+def absolute(path: Path) -> Path:
+    """`path` from the root on; as it is where the current folder is gone."""
+    try:
+        return path.absolute()
+    except OSError:
+        return path
+
+
+def spelled(text: str) -> str:
+    """`text` with lone surrogates (bytes of a command line that are no UTF-8) spelled out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _below(path: Path) -> bool:
@@ -904,6 +960,18 @@ def _below(path: Path) -> bool:
         return path.is_relative_to(Path.cwd())
     except OSError:
         return False
+
+
+def _written(notice: Callable[[], None]) -> None:
+    """Write a notice; what handlers and streams of the program call meanwhile is not recorded, what they raise is
+    theirs."""
+    token = _noticing.set(True)
+    try:
+        notice()
+    except Exception:
+        pass
+    finally:
+        _noticing.reset(token)
 
 
 def _kind_of(error: BaseException) -> str:

@@ -85,6 +85,8 @@ class Run:
         self.start_id = self.new_id()
         self.answered = Answered()
         self.wire_calls = 0
+        self.refs: set[int] = set()
+        self.spans: set[int] = set()
         self._target = target
         self._name: str | None = None
         self._seen = bytearray()
@@ -182,7 +184,7 @@ class Run:
         return self.journal is not None and self.journal.size >= self.recorder.max_run_bytes
 
     def _start(self) -> Single:
-        prepared = self.input
+        prepared = None if self.input is None else self.recorder.content(self.input)
         value = msgspec.Raw(prepared.data if prepared else b"null")
         return Single(
             id=self.start_id,
@@ -201,7 +203,7 @@ class Answered:
     def __init__(self) -> None:
         self._answers: dict[str, tuple[str, str]] = {}
         self._names: dict[str, int] = {}
-        self._results: set[str] = set()
+        self._results: set[int] = set()
 
     def answer(self, call_id: str, name: str, digest: str) -> None:
         """A request carries the answer of tool call `call_id`: the function's `name`, the digest of the content."""
@@ -211,7 +213,7 @@ class Answered:
         """A tool event `name` whose output has `digest`."""
         short = name.rpartition(".")[2]
         self._names[short] = self._names.get(short, 0) + 1
-        self._results.add(digest)
+        self._results.add(hash(digest))
 
     def known(self, call_id: str) -> bool:
         return call_id in self._answers
@@ -224,6 +226,6 @@ class Answered:
             short = name.rpartition(".")[2]
             if left.get(short, 0) > 0:
                 left[short] -= 1
-            elif digest not in self._results:
+            elif hash(digest) not in self._results:
                 missing.add(name)
         return sorted(missing)
