@@ -9,6 +9,7 @@ import gc
 import gzip
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ import pytest
 from sftrace_otel import ReplayError, ReplayMismatchError, ReplaySession, instrumentation, record, trace_tool
 from sftrace_otel.bundle.read import open_bundle
 from sftrace_otel.instrumentation import httpx as boundary
+from sftrace_otel.instrumentation.exchange import Exchange
 
 Run = Callable[..., Any]
 MODULES = [httpx, httpx2]
@@ -420,3 +422,29 @@ def test_what_is_beyond_the_limit_is_cut_and_refused_under_replay(
     assert row["truncated"] is True
     with pytest.raises(ReplayError, match="cut"), ReplaySession.from_trace(bundle_path):
         module.get(srv.url + "/binary")
+
+
+def test_a_large_async_exchange_is_recorded_off_the_loop(recorded: Run, frozen: Run, read: Run) -> None:
+    big = {"text": "the quick brown fox " * 10_000}
+    here = threading.get_ident()
+    threads: set[int] = set()
+
+    def handler(request: Any) -> Any:
+        return httpx2.Response(200, json=big)
+
+    async def run() -> list[Any]:
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(handler)) as client:
+            return [(await client.post("http://h.test/a", json=big)).json()["text"][:9]]
+
+    original = Exchange.begin
+
+    def noting(self: Exchange, body: bytes) -> None:
+        threads.add(threading.get_ident())
+        original(self, body)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Exchange, "begin", noting)
+        want = recorded(lambda: asyncio.run(run()))
+    assert threads and here not in threads
+    assert frozen(lambda: asyncio.run(run())) == want
+    assert [row["end"] for row in read().calls] == ["finished"]

@@ -31,6 +31,9 @@ current_llm: ContextVar[LlmCall | ServedLlmCall | None] = ContextVar("sftrace_ll
 
 Pairs = list[list[str]]
 
+LARGE = 64 * 1024
+"""Bytes of a body beyond which an async client's exchange is recorded in a thread, so that the loop goes on."""
+
 
 class Head:
     """What is known of a request before it is sent: method, URL, headers as [lower-case name, value] pairs."""
@@ -119,18 +122,17 @@ class Exchange:
         self._started = recorder.ticks()
         self._done = False
 
-    def begin(self, body: bytes | None, span: tuple[int, int], http_span: int) -> None:
-        """The request is about to be sent with `body`. None: it streams, and the call is journalled with the answer."""
+    def place(self, span: tuple[int, int], http_span: int) -> None:
+        """Where the exchange is made: its spans, and its place in the lineage. Called where the program calls."""
         self._span = span
         self._http_span = http_span
         self._scope = current_scope()
         if self.llm is None:
             self._lineage = self._scope.place()
-        if body is not None:
-            self.sent = body
-            self._begin(body)
 
-    def _begin(self, body: bytes) -> None:
+    def begin(self, body: bytes) -> None:
+        """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
+        self.sent = body
         try:
             if self.llm is not None:
                 self.call = self.llm.attempt(self.head, body)
@@ -158,8 +160,7 @@ class Exchange:
     def _sent_by_now(self) -> None:
         """The answer is here, or there will be none: what was streamed out until now is the request's body."""
         if isinstance(self.sent, list):
-            self.sent = b"".join(self.sent)
-            self._begin(self.sent)
+            self.begin(b"".join(self.sent))
 
     def late_span(self, span_id: int) -> None:
         """The request went out under `span_id`: the span of an HTTP instrumentation that sits below this boundary."""
@@ -194,6 +195,11 @@ class Exchange:
             return
         self._raw.append(data)
         self._chunks.append(self.recorder.ticks())
+
+    @property
+    def large(self) -> bool:
+        """Whether what was read is too much to be put together on an event loop."""
+        return self.recorder.settings.max_payload_bytes - self._room > LARGE
 
     def failed(self, error: BaseException) -> None:
         """The transport raised before there was an answer."""

@@ -11,6 +11,8 @@ Rejected: `Client.send` (hides redirects), event hooks (cannot answer), reading 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -23,6 +25,7 @@ from sftrace_otel.core.plan import Outcome
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.exchange import (
+    LARGE,
     Exchange,
     Head,
     Pairs,
@@ -87,7 +90,7 @@ async def _ahandle(
             await asyncio.get_running_loop().create_future()
         return response
     assert recorder is not None
-    exchange = _start(recorder, request)
+    exchange = await _astart(recorder, request)
     if exchange is None:
         return await wrapped(*args, **kwargs)
     token = _busy.set(request)
@@ -125,15 +128,54 @@ def _reset(token: Any) -> None:
 
 def _start(recorder: Recorder, request: Any) -> Exchange | None:
     """Begin the exchange; None if that failed. Never raises."""
+    exchange = _made(recorder, request)
+    if exchange is not None:
+        body = _known_body(request)
+        if body is not None:
+            exchange.begin(body)
+    return exchange
+
+
+async def _astart(recorder: Recorder, request: Any) -> Exchange | None:
+    """As `_start`; a large body is recorded in a thread, and the request waits for that."""
+    exchange = _made(recorder, request)
+    if exchange is not None:
+        body = _known_body(request)
+        if body is not None and len(body) > LARGE:
+            await _in_thread(exchange, functools.partial(exchange.begin, body))
+        elif body is not None:
+            exchange.begin(body)
+    return exchange
+
+
+async def _in_thread(exchange: Exchange, work: Callable[[], None]) -> None:
+    """Do `work` in a thread of the loop's executor and wait. A cancellation meanwhile ends the exchange afterwards."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # another event loop, such as trio's
+        work()
+        return
+    done = loop.run_in_executor(None, contextvars.copy_context().run, work)
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError as error:
+        done.add_done_callback(functools.partial(_cancelled, exchange, error))
+        raise
+
+
+def _cancelled(exchange: Exchange, error: BaseException, _: object) -> None:
+    exchange.finish("cancelled", error)
+
+
+def _made(recorder: Recorder, request: Any) -> Exchange | None:
     try:
         head = _head(request)
         llm = current_llm.get()
         exchange = Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None)
-        body = _known_body(request)
-        if body is None:
+        if _known_body(request) is None:
             request.stream = _tee_request(request, exchange)
         exchange.decoder = _decoder(sys.modules.get(head.module))
-        exchange.begin(body, tracing.current_ids(), tracing.http_span_id())
+        exchange.place(tracing.current_ids(), tracing.http_span_id())
     except Exception as error:
         recorder.fault("recording a request", error)
         return None
@@ -322,13 +364,22 @@ class _AsyncTee:
         except BaseException as error:
             exchange.finish(_how(error), error)
             raise
-        exchange.finish("finished")
+        await self._finish("finished")
 
     async def aclose(self) -> None:
         try:
             await self._inner.aclose()
-        finally:
+        except BaseException:
             self._exchange.finish("closed")
+            raise
+        await self._finish("closed")
+
+    async def _finish(self, end: str) -> None:
+        exchange = self._exchange
+        if exchange.large:
+            await _in_thread(exchange, functools.partial(exchange.finish, end))
+        else:
+            exchange.finish(end)
 
     def __del__(self) -> None:
         self._exchange.finish("abandoned")
