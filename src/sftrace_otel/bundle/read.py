@@ -11,7 +11,6 @@ names, and those of `integrity.json` for their checksums, are opened).
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from msgspec import Struct
 
 from sftrace_otel.bundle.store import PACK_SUFFIX, Store, open_store, unfinished, unreadable
 from sftrace_otel.errors import FormatError, TraceStorageError
-from sftrace_otel.formats import Json, canonical, sftrace, sidecars
+from sftrace_otel.formats import Json, canonical, sftrace
 from sftrace_otel.formats.sftrace import (
     EVENTS_FILE,
     INTEGRITY_FILE,
@@ -108,7 +107,10 @@ class Summary(Struct, frozen=True):
 
 
 class Bundle:
-    """An open bundle: its parts, each read when it is asked for and then kept. Made by `open_bundle`."""
+    """An open bundle: its parts, each read when it is asked for and then kept. Made by `open_bundle`.
+
+    What knows the sidecars is imported with the first of them, so that validation starts without it.
+    """
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.store = store
@@ -130,24 +132,34 @@ class Bundle:
     @cached_property
     def calls(self) -> tuple[CallRow, ...]:
         """The rows of `calls.jsonl`; none where the bundle has no such file. Raises TraceStorageError."""
+        from sftrace_otel.formats import sidecars
+
         return tuple(self._rows(sidecars.CALLS_FILE, sidecars.parse_calls))
 
     @cached_property
     def run(self) -> RunInfo:
         """`run.json`; empty where the bundle has none. Raises TraceStorageError."""
+        from sftrace_otel.formats import sidecars
+
         return self._object(sidecars.RUN_FILE, sidecars.parse_run) or {}
 
     @cached_property
     def provenance(self) -> Provenance:
         """`provenance.json`; empty where the bundle has none. Raises TraceStorageError."""
+        from sftrace_otel.formats import sidecars
+
         return self._object(sidecars.PROVENANCE_FILE, sidecars.parse_provenance) or {}
 
     def wire(self) -> Iterator[WireRow]:
         """The rows of `wire.jsonl`, one after the other. Raises TraceStorageError."""
+        from sftrace_otel.formats import sidecars
+
         return self._rows(sidecars.WIRE_FILE, sidecars.parse_wire)
 
     def spans(self) -> Iterator[dict[str, Json]]:
         """The rows of `spans.jsonl`, one after the other. Raises TraceStorageError."""
+        from sftrace_otel.formats import sidecars
+
         return self._rows(sidecars.SPANS_FILE, sidecars.parse_spans)
 
     def blob(self, ref: str) -> bytes:
@@ -159,9 +171,11 @@ class Bundle:
         digest = ref.removeprefix("sha256:")
         if not ref.startswith("sha256:") or not sftrace.is_digest(digest):
             raise TraceStorageError(f"{canonical.printable(ref)} names no blob", code="invalid_sidecar")
+        from sftrace_otel.formats import sidecars
+
         name = f"{sidecars.BLOBS_FOLDER}/{digest[:2]}/{digest[2:4]}/{digest}"
         data = self.store.read(name)
-        if hashlib.sha256(data).hexdigest() != digest:
+        if canonical.sha256(data) != digest:
             raise TraceStorageError("does not have the digest in its name", where=name, code="integrity_mismatch")
         return data
 
@@ -181,6 +195,8 @@ class Bundle:
         record = _read_integrity(self.store)
         if record is not None:
             return dict(record.files)
+        from sftrace_otel.formats import sidecars
+
         return {name: None for name in (*REQUIRED_FILES, *sidecars.FILES) if self.has(name)}
 
     def read(self, name: str) -> bytes:
@@ -336,7 +352,8 @@ class _Validator:
     def _document(self, name: str, parse: Callable[[bytes], T]) -> T | None:
         try:
             data = self.store.read(name)
-            self.digests[name] = hashlib.sha256(data).hexdigest()
+            if self.verify:
+                self.digests[name] = canonical.sha256(data)
             if b"\r\n" in data:
                 self.warnings.append(f"{name}: {_LINE_ENDINGS}")
             return parse(data)
@@ -346,11 +363,10 @@ class _Validator:
 
     def _events(self, check: Checker) -> bool:
         """Check the events; whether the file could be read."""
-        digest = hashlib.sha256()
         rewritten = False
+        lines = self.store.lines(EVENTS_FILE)
         try:
-            for number, line in enumerate(self.store.lines(EVENTS_FILE), start=1):
-                digest.update(line)
+            for number, line in enumerate(self._hashed(lines) if self.verify else lines, start=1):
                 rewritten = rewritten or line.endswith(b"\r\n")
                 try:
                     check.add(sftrace.parse_event(_whole(line)), f"{EVENTS_FILE}:{number}")
@@ -361,8 +377,17 @@ class _Validator:
             return False
         if rewritten:
             self.warnings.append(f"{EVENTS_FILE}: {_LINE_ENDINGS}")
-        self.digests[EVENTS_FILE] = digest.hexdigest()
         return True
+
+    def _hashed(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        """The lines of the events; when all were taken, their checksum is known."""
+        import hashlib
+
+        digest = hashlib.sha256()
+        for line in lines:
+            digest.update(line)
+            yield line
+        self.digests[EVENTS_FILE] = digest.hexdigest()
 
     def _integrity(self) -> IntegrityReport:
         try:

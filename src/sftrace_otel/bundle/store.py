@@ -9,7 +9,6 @@ reading the names that a manifest gives.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -84,6 +83,8 @@ class Store(ABC):
 
     def digest(self, name: str) -> str:
         """SHA-256 of a file."""
+        import hashlib
+
         digest = hashlib.sha256()
         for chunk in self.chunks(name):
             digest.update(chunk)

@@ -18,7 +18,6 @@ where the canonical bytes equal the input, nothing can have been lost.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -76,7 +75,14 @@ def digest(value: Json) -> str:
     Raises:
         CanonicalizationError: As `dumps`.
     """
-    return hashlib.sha256(dumps(value)).hexdigest()
+    return sha256(dumps(value))
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 as 64 lower-case hex digits."""
+    import hashlib  # loads OpenSSL: a verb that hashes nothing starts without it
+
+    return hashlib.sha256(data).hexdigest()
 
 
 def rfc8785(value: Json) -> bytes:

@@ -14,7 +14,6 @@ the line); refusing unknown keys while decoding (it cannot keep them).
 Source of all rules: the format page `sftrace-v0.1`.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -618,7 +617,7 @@ def with_hashes(event: _E) -> _E:
     for payload, hash_field in HASHED[event.type]:
         raw = raw_payload(event, payload)
         if raw is not None:
-            hashes[hash_field] = hashlib.sha256(canonical.reread(raw)[1]).hexdigest()
+            hashes[hash_field] = canonical.sha256(canonical.reread(raw)[1])
     return event.replace(**hashes)
 
 
@@ -799,7 +798,7 @@ class Checker:
             if data is not None:
                 text = f"no {hash_field}, so nothing says whether the payload was changed"
                 self._event_issue(event, "integrity_unverified", text, location)
-        elif data is None or hashlib.sha256(data).hexdigest() != stored:
+        elif data is None or canonical.sha256(data) != stored:
             if data is not None and _rfc8785_digest(data) == stored:
                 self.profile = RFC8785
                 return
@@ -859,6 +858,6 @@ def check_integrity(record: Integrity, digests: Mapping[str, str | None]) -> Ite
 
 def _rfc8785_digest(data: bytes) -> str | None:
     try:
-        return hashlib.sha256(canonical.rfc8785(canonical.loads(data))).hexdigest()
+        return canonical.sha256(canonical.rfc8785(canonical.loads(data)))
     except CanonicalizationError:
         return None
