@@ -95,8 +95,7 @@ class RecordingSession:
         self._run = run
         self._token = enter(Scope(run=run))
         try:
-            with run.lock:
-                run.opened()
+            run.open()
         except OSError as error:
             recorder.fault("opening the journal", error, run)
 

@@ -414,8 +414,7 @@ class SpanIntake:
 
     def _open_journal(self, run: Run) -> None:
         try:
-            with run.lock:
-                run.opened()
+            run.open()
         except OSError as error:
             self.recorder.fault("opening the bundle", error, run)
 
