@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -19,7 +20,7 @@ import httpx
 import pytest
 from opentelemetry import context
 
-from sftrace_otel import ReplayPolicyError, ReplaySession, record, recorder, trace_tool
+from sftrace_otel import ReplayMismatchError, ReplayPolicyError, ReplaySession, record, recorder, trace_tool
 from sftrace_otel.bundle.read import open_bundle
 from sftrace_otel.instrumentation import guard, process
 from sftrace_otel.settings import Settings
@@ -139,3 +140,30 @@ def test_after_the_replay_connections_are_free_again(openai_server: Any, bundle_
         one()
     urllib.request.urlopen(openai_server.url + "/json").close()
     assert len(openai_server.requests) == 1
+
+
+def test_the_suppression_key_opens_no_way_out_of_a_replay(openai_server: Any, bundle_path: Path) -> None:
+    with record("agent", output=bundle_path):
+        one()
+    with pytest.raises(ReplayMismatchError), ReplaySession.from_trace(bundle_path):
+        one()
+        token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))
+        try:
+            httpx.get(openai_server.url + "/json")
+        finally:
+            context.detach(token)
+    assert openai_server.requests == []
+
+
+def test_a_name_that_is_allowed_allows_its_addresses_only(openai_server: Any, bundle_path: Path) -> None:
+    with record("agent", output=bundle_path):
+        one()
+    port = int(openai_server.url.rpartition(":")[2])
+    with (
+        pytest.raises(ReplayPolicyError),
+        ReplaySession.from_trace(bundle_path, allow=[f"localhost:{port}"]),
+    ):
+        one()
+        socket.create_connection(("127.0.0.1", port)).close()
+        with contextlib.suppress(Exception):
+            socket.create_connection(("127.0.0.2", port)).close()

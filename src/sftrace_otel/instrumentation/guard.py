@@ -121,6 +121,11 @@ def _otlp_endpoints(environ: Mapping[str, str]) -> Iterator[str]:
                 yield f"{parts.hostname}:{port}"
 
 
+def is_allowed(host: str, port: int | None) -> bool:
+    """Whether a connection there would be let through under replay."""
+    return port is not None and (host, port) in _allowed
+
+
 def let_connections() -> None:
     """Stop stopping them."""
     global _session, _allowed

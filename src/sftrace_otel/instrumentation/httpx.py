@@ -112,8 +112,15 @@ def _ahandle_entry(
 
 
 def _passes(request: Any) -> bool:
-    """True for a request that is under way already in an outer transport, and for an exporter's own."""
-    return _busy.get() is request or tracing.suppressed()
+    """True for a request that is under way already in an outer transport, and for an exporter's own.
+
+    Under replay only for one that goes to an allowed address: anything may set the suppression key.
+    """
+    if _busy.get() is request:
+        return True
+    if not tracing.suppressed():
+        return False
+    return replaying.active() is None or guard.is_allowed(request.url.host, request.url.port)
 
 
 def _reset(token: Any) -> None:
@@ -151,11 +158,10 @@ async def _astart(recorder: Recorder, request: Any) -> Exchange | None:
 async def _in_thread(exchange: Exchange, work: Callable[[], None]) -> None:
     """Do `work` in a thread of the loop's executor and wait. A cancellation meanwhile ends the exchange afterwards."""
     try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:  # another event loop, such as trio's
+        done = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
+    except RuntimeError:  # another event loop, such as trio's, or an executor that is shut down
         work()
         return
-    done = loop.run_in_executor(None, contextvars.copy_context().run, work)
     try:
         await asyncio.shield(done)
     except asyncio.CancelledError as error:
