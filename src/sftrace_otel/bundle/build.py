@@ -232,7 +232,7 @@ def _call_row(begin: Begin, end: End | None, closing: Closing, counts: Counts) -
         row.exception = {key: end.error[key] for key in _EXCEPTION if key in end.error}
     line = encode(row)
     if end is not None and end.extra:
-        line = line[:-1] + b"," + orjson.dumps(end.extra)[1:]
+        line = line[:-1] + b"," + encode(end.extra)[1:]
     return line + b"\n"
 
 

@@ -33,6 +33,8 @@ from sftrace_otel.formats import sidecars
 
 __all__ = ["NOTHING", "Begin", "Closing", "Counts", "End", "Head", "Journal", "Single", "hold", "timestamp"]
 
+_NEW = os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
 
 class Journal:
     """Writes one run's records. Not thread-safe: the run that owns it holds a lock. Raises OSError.
@@ -72,8 +74,7 @@ class Journal:
             self.folder.mkdir(mode=0o700)
 
     def _open(self, name: str) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        return os.open(self.folder / name, flags, 0o600)
+        return os.open(self.folder / name, _NEW | os.O_APPEND, 0o600)
 
     def append(self, line: bytes) -> None:
         """Append one record; `line` ends with a newline."""
@@ -107,7 +108,7 @@ class Journal:
             for folder in (path.parents[2], path.parents[1], path.parent):
                 folder.mkdir(exist_ok=True, mode=0o700)
             scratch = path.with_suffix(".part")
-            file = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            file = os.open(scratch, _NEW | os.O_TRUNC, 0o600)
             try:
                 self.size += _write(file, data)
                 if self._sync:
@@ -138,6 +139,8 @@ class Journal:
                 fsync=self._fsync != "never",
                 leave_out={JOURNAL_FILE},
             )
+            if os.name == "nt":  # there an open file cannot be removed
+                self.abandon()
             path.unlink()
             return self._publish(overwrite), counts
         finally:

@@ -25,7 +25,7 @@ import msgspec
 
 from sftrace_otel.bundle.build import Closing, Counts, build, manifest_of, read_records, sorted_records
 from sftrace_otel.bundle.journal import hold
-from sftrace_otel.bundle.read import validate_bundle
+from sftrace_otel.bundle.read import open_bundle, validate_bundle
 from sftrace_otel.bundle.records import JOURNAL_FILE, JOURNAL_SUFFIX, Begin, End, Head, Single
 from sftrace_otel.bundle.write import SUFFIX, finish_folder, new_file, publish
 from sftrace_otel.errors import TraceStorageError
@@ -222,8 +222,6 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _publish_whole(folder: Path, target: Path | None) -> Recovered:
-    from sftrace_otel.bundle.read import open_bundle
-
     (folder / JOURNAL_FILE).unlink(missing_ok=True)
     bundle = open_bundle(folder)
     counts = bundle.manifest.totals
