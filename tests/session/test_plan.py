@@ -202,6 +202,19 @@ def test_rows_add_lineage_times_tags_and_how_it_ended() -> None:
     assert got.outcome.read_blob is not None and got.outcome.read_blob({"$blob": "sha256:aa"}) == b"body"
 
 
+def test_rows_tell_what_was_awaited_and_what_a_generator_returned() -> None:
+    events = [call("a"), call("b"), call("c")]
+    returned = {"value": 5, "tags": {}}
+    rows = [
+        row("a", 1, 2, awaitable="future"),
+        row("b", 1, 2, returned=returned),
+        row("c", 1, 2, awaitable=7, returned=[1]),
+    ]
+    outcomes = [got.outcome for got in extract_calls(events, rows)]
+    assert [outcome.awaitable for outcome in outcomes] == ["future", None, None]
+    assert [outcome.returned for outcome in outcomes] == [None, returned, None]
+
+
 def test_times_decide_the_order_only_where_every_call_has_one() -> None:
     events = [call("a"), call("b"), result("x", "a"), result("y", "b")]
     timed = extract_calls(events, [row("a", 20, 30), row("b", 10, None)])

@@ -21,7 +21,7 @@ import msgspec
 
 from sftrace_otel.formats import Json
 from sftrace_otel.formats.sftrace import ErrorEvent, EventBase, LLMRequest, LLMResponse, ToolCall, ToolResult
-from sftrace_otel.formats.sidecars import BlobRef, CallRow, Recorded, WireRow
+from sftrace_otel.formats.sidecars import BlobRef, CallRow, Recorded, Returned, WireRow
 
 __all__ = ["Deferred", "Outcome", "RecordedCall", "extract_calls"]
 
@@ -67,6 +67,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         read_blob: Reads the bodies that these rows refer to; None where the recording has no blobs.
         end: How the call ended, in the words of `calls.jsonl`; None without a row.
         truncated: Whether a payload was cut when it was recorded: such a call can't be served.
+        awaitable: "coroutine" or "future" where a plain function gave one and `output` is what that came to, else None.
+        returned: `{"value", "tags"}` of what a generator returned after its items, None where that was None.
     """
 
     status: Literal["ok", "error", "missing"]
@@ -80,6 +82,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     read_blob: ReadBlob | None = None
     end: str | None = None
     truncated: bool = False
+    awaitable: str | None = None
+    returned: Returned | None = None
 
     @property
     def output(self) -> Json:
@@ -242,6 +246,7 @@ class _Open:
     def _outcome(self, tags: dict[str, str], blob: ReadBlob | None) -> Outcome:
         row = self.row
         error_type, message = self._failure()
+        awaitable, returned = row.get("awaitable"), row.get("returned")
         return Outcome(
             status=self._status(error_type),
             held=None if self.result is None else Deferred(self.result, "output"),
@@ -254,6 +259,8 @@ class _Open:
             read_blob=blob,
             end=row.get("end"),
             truncated=bool(row.get("truncated", False)),
+            awaitable=awaitable if awaitable in ("coroutine", "future") else None,
+            returned=returned if isinstance(returned, dict) else None,
         )
 
     def _status(self, error_type: str | None) -> Literal["ok", "error", "missing"]:

@@ -45,8 +45,18 @@ class Recorded(TypedDict, total=False):
     tags: dict[str, str]
 
 
+class Returned(TypedDict, total=False):
+    """What a generator returned after its items, with type tags (JSON Pointer to tag)."""
+
+    value: Any
+    tags: dict[str, str]
+
+
 class CallRow(TypedDict, total=False):
-    """One call of `calls.jsonl`. Times in ns since the run began, on a clock that does not step back."""
+    """One call of `calls.jsonl`. Times in ns since the run began, on a clock that does not step back.
+
+    `awaitable` is "coroutine" or "future" where a plain function gave one and the result is what that came to.
+    """
 
     call: int
     kind: Literal["llm", "tool", "http"]
@@ -64,6 +74,8 @@ class CallRow(TypedDict, total=False):
     exception: Recorded
     tool_call_ids: list[str]
     truncated: bool
+    awaitable: str
+    returned: Returned
 
 
 class WireRequest(TypedDict, total=False):

@@ -12,26 +12,28 @@ Sources: GenAI conventions, `execute_tool` span; `.sftrace` format page, tool_ca
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import functools
 import inspect
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from types import ModuleType
-from typing import Any, TypeVar, cast, overload
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar, overload
 
 import wrapt
 
 from sftrace_otel import recorder as recording
+from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import replaying, tracing
-from sftrace_otel.instrumentation.outcomes import give_back
-from sftrace_otel.recorder import Call, Recorder, current_scope, enter, inner, leave
+from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
+from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
+from sftrace_otel.recorder import Call, Recorder, Run, current_scope, enter, inner, leave
 
 __all__ = ["install", "patched", "trace_tool", "uninstall"]
 
 _log = logging.getLogger("sftrace_otel")
-_SCOPE = "sftrace_otel.tools"
 F = TypeVar("F", bound=Callable[..., Any])
 Serializer = Callable[[object], object]
 POLICIES = frozenset({"frozen", "live", "manual", "forbidden", "derived"})
@@ -77,6 +79,8 @@ def _decorate(tool: Any, *, name: str | None, serializer: Serializer | None, pol
     if isinstance(tool, (classmethod, staticmethod)):
         wrapped = _decorate(tool.__func__, name=name, serializer=serializer, policy=policy)
         return type(tool)(wrapped)
+    if isinstance(tool, type):
+        raise TypeError(f"trace_tool needs a function or method, not the class {tool.__qualname__}; trace its methods")
     if not callable(tool):
         raise TypeError(f"trace_tool needs something callable, not {type(tool).__name__}")
     return _wrapper(Tool(tool, name or _name_of(tool), serializer, policy))
@@ -94,7 +98,10 @@ def _name_of(tool: Any) -> str:
 class Tool:
     """What is known of a tool: how to call it, its name, and how its arguments bind."""
 
-    __slots__ = ("attributes", "call", "fixed", "name", "parameters", "policy", "serializer", "signature", "span_name")
+    __slots__ = (
+        "attributes", "call", "fixed", "is_method", "name", "parameters", "policy", "receiver", "serializer",
+        "signature", "span_name",
+    )  # fmt: skip
 
     def __init__(self, call: Callable[..., Any], name: str, serializer: Serializer | None, policy: str) -> None:
         self.call = call
@@ -113,6 +120,8 @@ class Tool:
             self.signature = None
         self.parameters = _simple(self.signature)
         self.fixed = {} if self.parameters is None else _defaults(self.signature)
+        self.receiver = _receiver(self.signature)
+        self.is_method = _is_in_class(call)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by parameter name, defaults applied, `self` and `cls` left out; as given where they do not bind."""
@@ -121,10 +130,14 @@ class Tool:
             bound = dict(self.fixed)
             bound.update(zip(names, args, strict=False))
             bound.update(kwargs)
-            if _missing not in bound.values() and len(args) + len(kwargs) <= len(names):
-                if names and names[0] in ("self", "cls"):
-                    del bound[names[0]]
-                return bound
+            for value in bound.values():  # by identity: `in` would ask values that answer with arrays
+                if value is _missing:
+                    break
+            else:
+                if len(args) + len(kwargs) <= len(names):
+                    if self.receiver is not None and (self.is_method or self._is_used_as_method(args)):
+                        del bound[self.receiver]
+                    return bound
         return self._bind(args, kwargs)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -136,17 +149,40 @@ class Tool:
             return {"args": list(args), "kwargs": dict(kwargs)}
         bound.apply_defaults()
         arguments = dict(bound.arguments)
-        first = next(iter(arguments), None)
-        if first in ("self", "cls"):
-            del arguments[first]
+        if self.receiver is not None and (self.is_method or self._is_used_as_method(args)):
+            arguments.pop(self.receiver, None)
         return arguments
 
+    def _is_used_as_method(self, args: tuple[Any, ...]) -> bool:
+        """Whether a function defined outside a class was put into the class of its first argument; once is always."""
+        if not args:
+            return False
+        owner = args[0] if isinstance(args[0], type) else type(args[0])
+        members = (member for base in owner.__mro__ for member in tuple(vars(base).values()))
+        self.is_method = any(_function_of(member) is self.call for member in members)
+        return self.is_method
 
-class _Missing:
-    """No default. Compares by identity only, whatever it meets."""
+
+_missing = object()
+"""Stands where a parameter has no default."""
 
 
-_missing = _Missing()
+def _receiver(signature: inspect.Signature | None) -> str | None:
+    """The first parameter, if its name says that it is the object or class of a method."""
+    first = next(iter(signature.parameters), None) if signature is not None else None
+    return first if first in ("self", "cls") else None
+
+
+def _is_in_class(function: object) -> bool:
+    """Whether a function was defined in a class body."""
+    around = str(getattr(function, "__qualname__", "")).rpartition(".")[0]
+    return around != "" and not around.endswith("<locals>")
+
+
+def _function_of(member: object) -> object:
+    """What a traced function in a class was made of."""
+    function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+    return function.__dict__.get("__wrapped__") if isinstance(function, FunctionType) else None
 
 
 def _simple(signature: inspect.Signature | None) -> tuple[str, ...] | None:
@@ -174,17 +210,21 @@ def _defaults(signature: inspect.Signature | None) -> dict[str, Any]:
 class _Recording:
     """A tool call being recorded: span and journal entry. Fails open: a fault of ours leaves the tool alone."""
 
-    __slots__ = ("call", "recorder", "scope", "span", "token", "tool")
+    __slots__ = ("call", "items", "recorder", "scope", "span", "tool")
 
     def __init__(self, recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.recorder = recorder
         self.tool = tool
         self.call: Call | None = None
+        self.items: Items | None = None
         outer = current_scope()
         lineage = outer.place()
         around = tracing.current_ids()
         run = recorder.run_for(outer, around[1])
-        prepared = recorder.prepare(tool.arguments(args, kwargs), tool.serializer)
+        try:
+            prepared = recorder.prepare(tool.arguments(args, kwargs), tool.serializer)
+        except BaseException as error:
+            prepared = recorder.prepare(unreadable(error))
         reserved = run.new_id()
         attributes = {
             **tool.attributes,
@@ -197,7 +237,7 @@ class _Recording:
             attributes["sftrace.bundle"] = run.name  # a root span: cheaper now than set later
         if recorder.settings.content == "span":
             attributes["gen_ai.tool.call.arguments"] = prepared.data.decode()
-        self.span = tracing.start_span(_SCOPE, tool.span_name, tracing.INTERNAL, attributes)
+        self.span = tracing.start_span(SCOPE, tool.span_name, tracing.INTERNAL, attributes)
         ids = tracing.ids_of(self.span)
         self.call = recorder.begin(
             "tool",
@@ -225,56 +265,144 @@ class _Recording:
         tracing.detach(tokens[1])
         leave(tokens[0])
 
-    def returned(self, value: object, end: str = "finished") -> None:
+    def returned(self, value: object, awaitable: str | None = None) -> None:
         try:
-            prepared = self.recorder.prepare(value, self.tool.serializer)
-            digest = self.recorder.end(self.call, prepared, end=end)
+            try:
+                prepared = self.recorder.prepare(value, self.tool.serializer)
+            except BaseException as error:
+                prepared = self.recorder.prepare(unreadable(error))
+            extra = None if awaitable is None else {"awaitable": awaitable}
+            digest = self.recorder.end(self.call, prepared, extra=extra)
             if digest is not None:
                 self.span.set_attribute("sftrace.output_hash", digest)
                 if self.recorder.settings.content == "span":
                     self.span.set_attribute("gen_ai.tool.call.result", prepared.data.decode())
         except Exception as error:
-            self.recorder.fault("recording a tool result", error)
+            self._fault("recording a tool result", error)
         self._end_span(None)
 
-    def raised(self, error: BaseException) -> None:
+    def raised(self, error: BaseException, awaitable: str | None = None) -> None:
         try:
-            self.recorder.fail(self.call, error)
-        except Exception as fault:
-            self.recorder.fault("recording a tool error", fault)
+            end = "failed" if isinstance(error, asyncio.CancelledError) and not _is_cancelling() else None
+            if self.items is not None and self.call is not None:
+                described = self.recorder.describe_error(error)
+                how = end or ("cancelled" if isinstance(error, asyncio.CancelledError) else "failed")
+                output = self.items.output(described)
+                self.recorder.end(self.call, output, end=how, status="error", error=described)
+            else:
+                extra = None if awaitable is None else {"awaitable": awaitable}
+                self.recorder.fail(self.call, error, end=end, extra=extra)
+        except BaseException as fault:
+            unreadable(fault)
+            self._fault("recording a tool error", fault)
         self._end_span(error)
+
+    # -- generators
+
+    def gave(self, item: object) -> None:
+        """A generator gave an item."""
+        assert self.items is not None
+        try:
+            self.items.add(item)
+        except Exception as error:
+            self.items.cut = True
+            self._fault("recording an item of a tool", error)
+
+    def exhausted(self, value: object = None, end: str = "finished") -> None:
+        """A generator returned `value`, or was closed."""
+        try:
+            assert self.items is not None
+            extra: dict[str, object] | None = None
+            if value is not None and self.recorder.settings.capture == "full":
+                returned = self._prepare(value)
+                self.items.cut = self.items.cut or returned.truncated
+                extra = {"returned": {"value": returned.value, "tags": returned.tags}}
+            prepared = self.items.output()
+            digest = self.recorder.end(self.call, prepared, end=end, extra=extra)
+            if digest is not None:
+                self.span.set_attribute("sftrace.output_hash", digest)
+                if self.recorder.settings.content == "span":
+                    self.span.set_attribute("gen_ai.tool.call.result", prepared.data.decode())
+        except Exception as error:
+            self._fault("recording a tool result", error)
+        self._end_span(None)
+
+    def generating(self) -> _Recording:
+        """The same, for a generator."""
+        self.items = Items(self._prepare, self.recorder.settings.max_payload_bytes)
+        return self
+
+    def _prepare(self, value: object) -> Prepared:
+        try:
+            return self.recorder.prepare(value, self.tool.serializer)
+        except BaseException as error:
+            return self.recorder.prepare(unreadable(error))
+
+    # -- what is awaited later
+
+    def pending(self, result: Any) -> Any:
+        """A tool that is a plain function gave something to await: the call ends when that does.
+
+        A future stays the program's own object and only a coroutine, which can be awaited once and has no other use, is
+        wrapped. Of other awaitables nothing is known; the call ends with them as its result.
+        """
+        if inspect.iscoroutine(result):
+            return _awaited(self, result)
+        if asyncio.isfuture(result):
+            result.add_done_callback(self._settled)
+        else:
+            self.returned(result)
+        return result
+
+    def _settled(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._cancelled()
+            return
+        # `exception()` would mark it as seen, and the loop would not report one that the program never looks at
+        error = future._exception if hasattr(future, "_exception") else future.exception()
+        if error is None:
+            self.returned(future.result(), "future")
+        else:
+            self.raised(error, "future")
+
+    def _cancelled(self) -> None:
+        error = asyncio.CancelledError()
+        self.recorder.fail(self.call, error, end="cancelled", extra={"awaitable": "future"})
+        self._end_span(error)
+
+    def _fault(self, what: str, error: BaseException) -> None:
+        self.recorder.fault(what, error, None if self.call is None else self.call.run)
 
     def _end_span(self, error: BaseException | None) -> None:
         try:
             tracing.end_span(self.span, error)
         except Exception as fault:  # a span processor of the program's own
-            self.recorder.fault("ending a span", fault)
+            self._fault("ending a span", fault)
 
 
 def _begin(recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Recording | None:
     try:
         return _Recording(recorder, tool, args, kwargs)
     except Exception as error:
-        recorder.fault("recording a tool call", error)
+        recorder.fault("recording a tool call", error, _run_here(recorder))
         return None
 
 
-def _serve(replay: replaying.Active, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """The recorded result, or its exception. Raises a ReplayError where the recording has none."""
-    lineage = current_scope().place()
-    prepared = replay.prepare(tool.arguments(args, kwargs), tool.serializer)
-    decision = replay.decide("tool", tool.name, prepared, lineage=lineage)
-    assert decision.call is not None
-    span = tracing.start_span(
-        _SCOPE, tool.span_name, tracing.INTERNAL, {**tool.attributes, **replaying.marks(decision)}
-    )
+def _run_here(recorder: Recorder) -> Run | None:
+    """The run that lost a call."""
     try:
-        result = give_back(decision.call)
-    except BaseException as error:
-        tracing.end_span(span, error)
-        raise
-    tracing.end_span(span)
-    return result
+        return recorder.run_for(current_scope(), tracing.current_ids()[1])
+    except Exception:
+        return None
+
+
+def _is_cancelling() -> bool:
+    """Whether the current task was asked to stop: else a CancelledError is the tool's own."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 # --- drivers ----------------------------------------------------------------------------------------------------------
@@ -308,7 +436,7 @@ def _function(tool: Tool) -> Callable[..., Any]:
         if recorder is None and replay is None:
             return target(*args, **kwargs)
         if replay is not None:
-            return _serve(replay, tool, args, kwargs)
+            return Served(replay, tool, args, kwargs).answer()
         assert recorder is not None
         record = _begin(recorder, tool, args, kwargs)
         if record is None:
@@ -322,7 +450,7 @@ def _function(tool: Tool) -> Callable[..., Any]:
         finally:
             record.leave(tokens)
         if inspect.isawaitable(result):
-            return _awaited(record, result)
+            return record.pending(result)
         record.returned(result)
         return result
 
@@ -330,16 +458,15 @@ def _function(tool: Tool) -> Callable[..., Any]:
 
 
 async def _awaited(record: _Recording, result: Any) -> Any:
-    """A tool that is a plain function but gave something to await: the call ends when that does."""
     tokens = record.enter()
     try:
         value = await result
     except BaseException as error:
-        record.raised(error)
+        record.raised(error, "coroutine")
         raise
     finally:
         record.leave(tokens)
-    record.returned(value)
+    record.returned(value, "coroutine")
     return value
 
 
@@ -352,7 +479,7 @@ def _coroutine(tool: Tool) -> Callable[..., Any]:
         if recorder is None and replay is None:
             return await target(*args, **kwargs)
         if replay is not None:
-            return _serve(replay, tool, args, kwargs)
+            return await Served(replay, tool, args, kwargs).awaited()
         assert recorder is not None
         record = _begin(recorder, tool, args, kwargs)
         if record is None:
@@ -374,28 +501,15 @@ def _coroutine(tool: Tool) -> Callable[..., Any]:
 def _generator(tool: Tool) -> Callable[..., Any]:
     target = tool.call
 
-    def call(*args: Any, **kwargs: Any) -> Iterator[Any]:
+    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         recorder = recording._active
         replay = replaying._active
         if replay is not None:
-            yield from cast("list[Any]", _serve(replay, tool, args, kwargs))
-            return
+            return (yield from Served(replay, tool, args, kwargs).items())
         record = None if recorder is None else _begin(recorder, tool, args, kwargs)
         if record is None:
-            yield from target(*args, **kwargs)
-            return
-        items: list[Any] = []
-        try:
-            for item in target(*args, **kwargs):
-                items.append(item)
-                yield item
-        except GeneratorExit:
-            record.returned(items, end="closed")
-            raise
-        except BaseException as error:
-            record.raised(error)
-            raise
-        record.returned(items)
+            return (yield from target(*args, **kwargs))
+        return (yield from steps(record.generating(), _made(record, target, args, kwargs)))
 
     return call
 
@@ -403,32 +517,26 @@ def _generator(tool: Tool) -> Callable[..., Any]:
 def _async_generator(tool: Tool) -> Callable[..., Any]:
     target = tool.call
 
-    async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Steps, AsyncGenerator[Any, Any]]:
         recorder = recording._active
         replay = replaying._active
         if replay is not None:
-            for item in cast("list[Any]", _serve(replay, tool, args, kwargs)):
-                yield item
-            return
+            return UNRECORDED, Served(replay, tool, args, kwargs).async_items()
         record = None if recorder is None else _begin(recorder, tool, args, kwargs)
-        items: list[Any] = []
-        try:
-            async for item in target(*args, **kwargs):
-                if record is not None:
-                    items.append(item)
-                yield item
-        except GeneratorExit:
-            if record is not None:
-                record.returned(items, end="closed")
-            raise
-        except BaseException as error:
-            if record is not None:
-                record.raised(error)
-            raise
-        if record is not None:
-            record.returned(items)
+        if record is None:
+            return UNRECORDED, target(*args, **kwargs)
+        return record.generating(), _made(record, target, args, kwargs)
 
-    return call
+    return async_steps(begin)
+
+
+def _made(record: _Recording, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tool's generator; arguments that do not bind end the call."""
+    try:
+        return target(*args, **kwargs)
+    except BaseException as error:
+        record.raised(error)
+        raise
 
 
 # --- OTEL_SFTRACE_TOOLS -----------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ class Recorder:
         self._refs: dict[int, Call] = {}
         self._recorded: dict[int, bool] = {}
         self._lock = threading.RLock()
+        self._unplaced: dict[str, int] = {}  # losses of no open run; the next run of the process tells of them
         self._reported: set[str] = set()
         self._notices: deque[Callable[[], None]] = deque()
         self._names: dict[str, tuple[str, list[tuple[str, str]]]] = {}
@@ -115,8 +116,12 @@ class Recorder:
 
     def fault(self, what: str, error: BaseException, run: Run | None = None) -> None:
         """Count a loss; log it once for each place and class of error, never its message, which may hold a secret."""
+        if run is None and self._process is not None and not self._process.closed:
+            run = self._process
         if run is not None:
             run.lost(what)
+        else:
+            self._unplaced[what] = self._unplaced.get(what, 0) + 1
         if isinstance(error, NoLongerRecords):
             return
         key = f"{what}:{type(error).__name__}"
@@ -156,6 +161,7 @@ class Recorder:
                 elif self.settings.parent:
                     origin["parent_run"] = self.settings.parent
                 self._process = self.new_run("process", origin=origin)
+                self._process.losses, self._unplaced = self._unplaced, {}
             return self._process
 
     def new_run(self, kind: str, *, target: Path | None = None, origin: Mapping[str, object] | None = None) -> Run:
