@@ -52,6 +52,7 @@ from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from sftrace_otel.core.cut import CUT, at_word
 from sftrace_otel.core.redact import MARK, Finding, RedactionPolicy
 from sftrace_otel.formats import Json, canonical
 
@@ -165,6 +166,8 @@ class Converter:
         return self._foreign(value, kind)
 
     def _text(self, text: str) -> str:
+        if len(text) > self._room:
+            text = self._shortened(text)
         self._room -= len(text)
         if text.isascii():
             return text
@@ -174,6 +177,11 @@ class Converter:
             self._tag("surrogates")
             return _SURROGATE.sub(lambda found: "\\\\" if found[0] == "\\" else f"\\u{ord(found[0]):04x}", text)
         return text
+
+    def _shortened(self, text: str) -> str:
+        self.cut = True
+        self._tag(CUT)
+        return at_word(text, max(self._room, 0))
 
     def _int(self, number: int) -> Json:
         if -_BIG < number < _BIG:
@@ -267,7 +275,11 @@ class Converter:
             self.tags, self.findings, self._path = outside
 
     def _bytes(self, data: Any, tag: str = "bytes") -> Json:
-        plain = bytes(memoryview(data))
+        view = memoryview(data)
+        if view.nbytes > max(self._room, 0):
+            self.cut = True
+            view, tag = view.cast("B")[: max(self._room, 0)], CUT
+        plain = bytes(view)
         self._room -= len(plain) * 4 // 3
         if self._policy.holds_secret(plain):
             self.findings.append(Finding(self._pointer(), "credential_pattern"))

@@ -13,13 +13,14 @@ which would let a guessed secret be tested, and storing the sorted text, which w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import orjson
 
 from sftrace_otel.core.convert import LOSSY, Converter, restore
+from sftrace_otel.core.cut import CUT, Cutter, is_plain
 from sftrace_otel.core.redact import MARK, Finding, RedactionPolicy
 from sftrace_otel.core.redact.policy import Look
 from sftrace_otel.errors import CanonicalizationError
@@ -27,9 +28,7 @@ from sftrace_otel.formats import Json, canonical
 
 MAX_BYTES = 16 << 20
 """Default for the canonical bytes of one payload."""
-CUT = "cut"
-"""Tag of a text, array or object of which a part was dropped because the payload was too large."""
-
+_SPARE = 64 * 1024
 _STAND_IN = "<no canonical form>"
 
 
@@ -72,13 +71,17 @@ def prepare(
         serializer: The user's hook for objects without a form of their own; see `Converter`.
         max_bytes: Canonical bytes beyond which texts and containers are cut and marked.
     """
-    look = policy.look(value)
-    if look is not Look.SUSPICIOUS:
+    look = policy.look(value, max_bytes)
+    if look is Look.CLEAN_WITHOUT_FLOATS or look is Look.CLEAN:
         canon = _plain_bytes(value, look)
-        if canon is not None and len(canon) <= max_bytes:
+        if canon is not None and len(canon) > max_bytes:
+            return _cut(value, (), {}, max_bytes, len(canon))  # type: ignore[arg-type]
+        if canon is not None:
             digest = hashlib.sha256(canon).hexdigest()
             return Prepared(value=value, data=_text(value), digest=digest, size=len(canon))  # type: ignore[arg-type]
     try:
+        if look is Look.LARGE:
+            return _prepare_large(value, policy, serializer, max_bytes)
         return _prepare_slowly(value, policy, serializer, max_bytes)
     except Exception:
         return _finished(_STAND_IN, canonical.dumps(_STAND_IN), (), {"": LOSSY}, True, 0)
@@ -100,13 +103,26 @@ def _plain_bytes(value: Any, look: Look) -> bytes | None:
         return None
 
 
-def _prepare_slowly(
+def _prepare_large(
     value: object, policy: RedactionPolicy, serializer: Callable[[object], object] | None, max_bytes: int
 ) -> Prepared:
+    """Cut `value` roughly, with something to spare, before the work on it grows; what is left goes the usual way."""
+    cutter = Cutter(max_bytes + max_bytes // 8 + _SPARE, at_words=True)
+    return _prepare_slowly(cutter.cut(value), policy, serializer, max_bytes, cutter.pointers)
+
+
+def _prepare_slowly(
+    value: object,
+    policy: RedactionPolicy,
+    serializer: Callable[[object], object] | None,
+    max_bytes: int,
+    cut: Sequence[str] = (),
+) -> Prepared:
     converter = Converter(policy, serializer, room=2 * max_bytes + 4096)
-    converted = converter.convert(value)
+    converter.cut = bool(cut)
+    converted: Json = value if is_plain(value) else converter.convert(value)  # type: ignore[assignment]
     redacted, findings = policy.redact(converted)
-    tags = converter.tags
+    tags = {**converter.tags, **dict.fromkeys(cut, CUT)}
     own = converter.findings
     if redacted is not converted:  # a name may have been redacted: no pointer may spell what it was
         tags = {pointer: tag for pointer, tag in tags.items() if _at(redacted, pointer) not in (_NOWHERE, MARK)}
@@ -155,64 +171,15 @@ def _cut(value: Json, findings: tuple[Finding, ...], tags: dict[str, str], max_b
     """`value` with as much dropped from its end as `max_bytes` ask; the parts that lost something are tagged."""
     room = max_bytes
     while True:
-        cutter = _Cutter(room)
-        kept = cutter.cut(value, "")
+        cutter = Cutter(room)
+        kept = cutter.cut(value)
         data = canonical.dumps(kept)
         if len(data) <= max_bytes or room == 0:
             break
-        room //= 2
+        room = min(room * max_bytes // len(data), room - 1) - 16 if room > 16 else 0
     left = {pointer: tag for pointer, tag in tags.items() if _at(kept, pointer) is not _NOWHERE}
     left.update(dict.fromkeys(cutter.pointers, CUT))
     return _finished(kept, data, findings, left, True, size)
-
-
-class _Cutter:
-    """Copies a value until about `room` canonical bytes are used; `pointers` names the parts that lost something."""
-
-    def __init__(self, room: int) -> None:
-        self.pointers: list[str] = []
-        self._room = room
-
-    def cut(self, value: Json, pointer: str) -> Json:
-        """`value` as far as there is room."""
-        if isinstance(value, str):
-            return self._text(value, pointer)
-        if isinstance(value, dict):
-            return self._object(value, pointer)
-        if isinstance(value, list):
-            return self._array(value, pointer)
-        self._room -= 24
-        return value
-
-    def _text(self, text: str, pointer: str) -> str:
-        size = len(text.encode()) + 2
-        if size <= self._room:
-            self._room -= size
-            return text
-        kept = text.encode()[: max(self._room, 0)].decode(errors="ignore")
-        self._room = 0
-        self.pointers.append(pointer)
-        return kept
-
-    def _object(self, members: dict[str, Json], pointer: str) -> dict[str, Json]:
-        kept: dict[str, Json] = {}
-        for key, item in members.items():
-            self._room -= len(key.encode()) + 4
-            if self._room <= 0:
-                self.pointers.append(pointer)
-                break
-            kept[key] = self.cut(item, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}")
-        return kept
-
-    def _array(self, items: list[Json], pointer: str) -> list[Json]:
-        kept: list[Json] = []
-        for index, item in enumerate(items):
-            self._room -= 1
-            if self._room <= 0:
-                self.pointers.append(pointer)
-                break
-            kept.append(self.cut(item, f"{pointer}/{index}"))
-        return kept
 
 
 __all__ = ["CUT", "LOSSY", "MAX_BYTES", "Prepared", "prepare", "restore"]

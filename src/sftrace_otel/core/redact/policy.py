@@ -47,7 +47,10 @@ MAX_PLAIN_DEPTH = 100
 
 _ROUNDS = 6
 _NESTED_TEXTS = 5
-_MANY_CONTAINERS = 50_000
+_MANY_CONTAINERS = 4_096
+_TOO_MANY_CONTAINERS = 1_000_000
+_BATCH_CHARS = 1 << 20
+_NO_LIMIT = 1 << 62
 _MANY_NAMES = 8192
 _REMEMBERED_CHARS = 4_000_000
 _REMEMBERED_TEXT = 262_144
@@ -63,6 +66,8 @@ class Look(Enum):
     """Plain JSON without secrets."""
     CLEAN_WITHOUT_FLOATS = 2
     """The same of texts, ints, booleans and null alone."""
+    LARGE = 3
+    """Larger than there is room for; not looked at further."""
 
 
 def _any_of(values: Iterable[str]) -> re.Pattern[str] | None:
@@ -213,23 +218,26 @@ class RedactionPolicy:
 
     def is_clean(self, value: object) -> bool:
         """Whether `look` finds nothing."""
-        return self.look(value) is not Look.SUSPICIOUS
+        look = self.look(value)
+        return look is Look.CLEAN or look is Look.CLEAN_WITHOUT_FLOATS
 
-    def look(self, value: object) -> Look:
+    def look(self, value: object, room: int = _NO_LIMIT) -> Look:
         """A first look at `value`: is it plain JSON, at most 100 levels deep, and certainly without secrets?
 
         Only what nobody could mistake is looked at, at memory speed. Lone surrogates, huge ints and floats that are not
-        finite are not looked for.
+        finite are not looked for. `room`: bytes of JSON, roughly and rather too few, beyond which `value` is called
+        large. Beside the value there are one list of containers and a batch of its texts in memory.
         """
         fresh: list[str] = []
         clean, plain = self._clean, self._plain_names
         level: list[Any] = [[value]]
-        containers = 0
+        containers = chars = batch = 0
         floats = False
         for _ in range(MAX_PLAIN_DEPTH + 1):
             below: list[Any] = []
             for container in level:
                 known = len(fresh)
+                chars += 4 * len(container)
                 if type(container) is list:
                     items = container
                 elif plain.issuperset(container) or self._has_plain_names(container):
@@ -239,6 +247,7 @@ class RedactionPolicy:
                 for item in items:
                     kind = type(item)
                     if kind is str:
+                        chars += len(item)
                         if item not in clean:
                             fresh.append(item)
                     elif kind is dict or kind is list:
@@ -249,11 +258,18 @@ class RedactionPolicy:
                         return Look.SUSPICIOUS
                 if len(fresh) > known and items is container and self._has_named_items(container):
                     return Look.SUSPICIOUS
+                if chars > batch:
+                    if chars > room:
+                        return Look.LARGE
+                    if chars > batch + _BATCH_CHARS:
+                        if not self._are_clean(fresh, remember=containers < _MANY_CONTAINERS):
+                            return Look.SUSPICIOUS
+                        fresh, batch = [], chars
             containers += len(below)
-            if not below or containers > _MANY_CONTAINERS:
+            if not below or containers > _TOO_MANY_CONTAINERS:
                 break
             level = below
-        if below or not self._are_clean(fresh):
+        if below or not self._are_clean(fresh, remember=containers < _MANY_CONTAINERS):
             return Look.SUSPICIOUS
         return Look.CLEAN if floats else Look.CLEAN_WITHOUT_FLOATS
 
@@ -287,13 +303,14 @@ class RedactionPolicy:
         options = [index for index, item in enumerate(items[:-1]) if type(item) is str and item.startswith("-")]
         return any(is_secret_argument(self, items[index], items[index + 1]) for index in options)
 
-    def _are_clean(self, texts: list[str]) -> bool:
+    def _are_clean(self, texts: list[str], *, remember: bool) -> bool:
         if not texts:
             return True
         longer = [text for text in texts if len(text) >= SHORTEST_SECRET]
         if longer and self._texts.suspicious(longer):
             return False
-        self._remember(texts)
+        if remember:
+            self._remember(texts)
         return True
 
     def _remember(self, texts: Iterable[str]) -> None:

@@ -77,7 +77,7 @@ class StrictestPolicy(RedactionPolicy):
     def __init__(self) -> None:
         super().__init__(policy_id="strictest")
 
-    def look(self, value: object) -> Look:
+    def look(self, value: object, room: int = 1 << 62) -> Look:
         plain = value is None or isinstance(value, bool)
         return Look.CLEAN_WITHOUT_FLOATS if plain else Look.SUSPICIOUS
 

@@ -34,6 +34,8 @@ NAME_KEYS = ("name", "key", "header", "field", "param", "parameter", "variable",
 VALUE_KEYS = frozenset({"value", "val", "default"})
 _SCHEMA_VALUES = frozenset({"default", "const", "example", "examples", "enum"})
 _SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_MANY = 64
+_FEW = 4
 _TOKEN_SIBLINGS = ("logprob", "logprobs", "top_logprobs", "bytes")
 
 
@@ -55,6 +57,9 @@ class Rules(Protocol):
 
     def sensitivity(self, name: str) -> Sensitivity:
         """What `name` says about its value."""
+
+    def is_clean(self, value: object) -> bool:
+        """Whether `value` is certainly without secrets."""
 
     def is_allowed(self, value: str) -> bool:
         """Whether the user has declared that `value` is no secret."""
@@ -204,14 +209,28 @@ class Walk:
     def _array(self, items: list[Json]) -> list[Json]:
         secret = self._secret_items(items)
         changed: list[Json] = []
+        same = self._items(items, 0, len(items), secret, changed)
+        return items if same else changed
+
+    def _items(self, items: list[Json], start: int, end: int, secret: set[int], changed: list[Json]) -> bool:
+        """Append what becomes of `items[start:end]` to `changed`; True where nothing changes. Many are looked at
+        together, and by halves where one of them is not clean."""
+        if end - start > _FEW and secret.isdisjoint(range(start, end)) and self._rules.is_clean(items[start:end]):
+            changed += items[start:end]
+            return True
+        if end - start > _MANY or (end - start > _FEW and len(items) > _MANY):
+            middle = (start + end) // 2
+            first = self._items(items, start, middle, secret, changed)
+            return self._items(items, middle, end, secret, changed) and first
         same = True
-        for index, item in enumerate(items):
+        for index in range(start, end):
+            item = items[index]
             self._path.append(index)
             new = self._replaced(SENSITIVE_KEY) if index in secret else self.value(item)
             self._path.pop()
             same = same and new is item
             changed.append(new)
-        return items if same else changed
+        return same
 
     def _secret_items(self, items: list[Json]) -> set[int]:
         """The indices of values whose name or option is the item before them."""
