@@ -225,6 +225,11 @@ def test_nothing_active_calls_straight_through() -> None:
     assert add(1) == 3 and list(count(2)) == [0, 1]
     assert asyncio.run(slow(4)) == 8
 
+    async def collect() -> list[int]:
+        return [number async for number in acount(2)]
+
+    assert asyncio.run(collect()) == [0, 1]
+
 
 def test_a_wrong_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="replay_policy"):
