@@ -225,6 +225,37 @@ def test_damage_inside_a_journal_costs_only_the_damaged_lines(cut_off: Path) -> 
     assert manifest.run_id.startswith("run_") and manifest.agent_name == "run"
 
 
+def check_damage(cut_off: Path, tmp_path: Path, count: int) -> None:
+    """Change some bytes of a journal: a bundle that validates, or one that says what is wrong; never another fault."""
+    data = (cut_off / "journal.jsonl").read_bytes()
+    draw = random.Random(5)
+    sound = 0
+    for number in range(count):
+        changed = bytearray(data)
+        for _ in range(draw.randint(1, 3)):
+            changed[draw.randrange(len(data))] = draw.randrange(256)
+        folder = tmp_path / f".d{number}.sftrace.journal"
+        folder.mkdir()
+        (folder / "journal.jsonl").write_bytes(changed)
+        done = recover(folder, target=tmp_path / f"d{number}.sftrace", fsync=False)
+        assert done.path is not None
+        result = read.validate_bundle(done.path, strict=False, verify_integrity=True)
+        assert [issue.code for issue in done.issues] == [issue.code for issue in result.issues]
+        assert not {issue.code for issue in result.issues} & {"integrity_mismatch", "missing_file"}
+        sound += not done.issues
+        shutil.rmtree(done.path)
+    assert 0 < sound < count
+
+
+def test_random_damage_to_a_journal(cut_off: Path, tmp_path: Path) -> None:
+    check_damage(cut_off, tmp_path, 400)
+
+
+@pytest.mark.full
+def test_random_damage_to_a_journal_5_000_times(cut_off: Path, tmp_path: Path) -> None:
+    check_damage(cut_off, tmp_path, 5_000)
+
+
 def test_an_empty_folder_goes_and_one_without_a_journal_stays(tmp_path: Path) -> None:
     folder = tmp_path / ".x.sftrace.journal"
     folder.mkdir()

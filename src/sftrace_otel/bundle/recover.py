@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ import msgspec
 from sftrace_otel.bundle.build import Closing, Counts, build, manifest_of, read_records, sorted_records
 from sftrace_otel.bundle.journal import hold
 from sftrace_otel.bundle.read import open_bundle, validate_bundle
-from sftrace_otel.bundle.records import JOURNAL_FILE, JOURNAL_SUFFIX, Begin, End, Head, Single
+from sftrace_otel.bundle.records import JOURNAL_FILE, JOURNAL_SUFFIX, Begin, End, Head, Record, Single
 from sftrace_otel.bundle.write import SUFFIX, finish_folder, new_file, publish
 from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.formats import sftrace, sidecars
@@ -34,6 +34,11 @@ from sftrace_otel.formats.sftrace import INTEGRITY_FILE, Issue
 from sftrace_otel.version import __version__
 
 _NAME = re.compile(rf"\.(.+{re.escape(SUFFIX)}){re.escape(JOURNAL_SUFFIX)}")
+_LAST_MOMENT = 253_402_300_799_000_000_000  # the end of the year 9999, in ns since the epoch
+_KINDS = frozenset({"llm", "tool", "http"})
+_POLICIES = frozenset(sftrace.ReplayPolicy)
+_STATUSES = frozenset(sftrace.EventStatus)
+_SINGLES = frozenset({"run_start", "state_change", "error", "run_end"})
 _ROWS = (sidecars.WIRE_FILE, sidecars.SPANS_FILE)
 
 
@@ -138,7 +143,7 @@ class _Survey:
 def _survey(path: Path) -> _Survey:
     """One pass over the journal: whose it is, how far it came, what was in flight."""
     survey, counts = _Survey(), Counts()
-    for record in read_records(path, counts):
+    for record in _sane(read_records(path, counts), counts):
         if isinstance(record, Head):
             survey.head = survey.head or record
             continue
@@ -159,6 +164,37 @@ def _survey(path: Path) -> _Survey:
             survey.ended = _text(record, "run_status")
     survey.damaged = counts.damaged
     return survey
+
+
+def _sane(records: Iterable[Record], counts: Counts) -> Iterator[Record]:
+    """The records that events can be made of; damage may have left JSON that no recorder writes, which is counted."""
+    for record in records:
+        if isinstance(record, Head) or _is_sane(record):
+            yield record
+        else:
+            counts.damaged += 1
+
+
+def _is_sane(record: Begin | End | Single) -> bool:
+    if not (0 <= record.m < 2**62 and 0 <= record.w < _LAST_MOMENT and getattr(record, "status", "ok") in _STATUSES):
+        return False
+    if isinstance(record, Begin):
+        words = (record.id, record.parent, record.h, record.policy)
+        if record.kind == "llm" and not record.model:
+            return False
+        return record.kind in _KINDS and record.policy in _POLICIES and bool(record.name) and all(map(_is_word, words))
+    if isinstance(record, End):
+        return all(map(_is_word, (record.id, record.h, record.error_id))) and _is_error(record.error)
+    return record.type in _SINGLES and all(map(_is_word, (record.id, record.parent, record.ih, record.oh, *record.f)))
+
+
+def _is_word(text: str | None) -> bool:
+    """Whether a text can stand between quotes as it is."""
+    return text is None or (text.isascii() and text.isprintable() and not set(text) & {'"', "\\"} and text != "")
+
+
+def _is_error(error: Mapping[str, object] | None) -> bool:
+    return error is None or all(isinstance(error.get(name), str) and error[name] for name in ("type", "message"))
 
 
 def _text(record: Single, name: str) -> str:
@@ -257,7 +293,7 @@ def _rebuild(folder: Path, survey: _Survey, head: Head, target: Path | None, fsy
     journal = folder / JOURNAL_FILE
     records = read_records(journal, counts) if survey.in_order else sorted_records(journal, counts)
     closing = _closing(survey, head)
-    build(folder, records, closing, counts)
+    build(folder, _sane(records, counts), closing, counts)
     finish_folder(
         folder,
         manifest=manifest_of(closing, counts),
@@ -265,7 +301,7 @@ def _rebuild(folder: Path, survey: _Survey, head: Head, target: Path | None, fsy
         fsync=fsync,
         leave_out={JOURNAL_FILE},
     )
-    result = validate_bundle(folder, strict=False)
+    result = validate_bundle(folder, strict=False, verify_integrity=True)
     journal.unlink()
     path = publish(folder, target or _target(folder, head.run, head.target))
     return Recovered(
