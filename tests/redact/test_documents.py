@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftrace_otel.core.redact import MARK, RedactionPolicy
+from sftrace_otel.core.redact import MARK, RedactionPolicy, jsontext
 from sftrace_otel.core.redact.documents import cut_again
 from sftrace_otel.core.redact.jsontext import kept, loads, parse
 
@@ -173,3 +175,76 @@ def test_texts_that_do_not_fit_are_not_aligned() -> None:
     assert kept("abc", f"x{MARK}c") is None
     assert kept("abc", f"a{MARK}c") == [(0, 1), (2, 3)]
     assert cut_again(["ab", "c"], f"x{MARK}") == [MARK, ""]
+
+
+# --- large documents --------------------------------------------------------------------------------------------------
+
+_json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.sampled_from(['é"\\', "a b", ""]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["k", "ü", 'q"', "n"]), inner),
+    max_leaves=12,
+)
+
+
+@given(
+    _json_values,
+    st.lists(st.sampled_from(["sk-abcdefgh12345678", "x sk-abcdefgh12345678\n"]), max_size=2),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+)
+def test_changed_parts_are_rewritten_alike_by_both_ways(
+    value: Any, secrets: list[str], indent: int | None, ascii_only: bool
+) -> None:
+    whole = {"a": value, "s": secrets, "password": value, "z": [secrets, value]}
+    text = json.dumps(whole, indent=indent, ensure_ascii=ascii_only)
+    policy = RedactionPolicy.default({})
+    old, read = jsontext.loads(text), jsontext.parse(text)
+    assert read is not None
+    new, _ = policy.redact(old)
+    quick = jsontext.respelled_where_changed(text, old, new)
+    assert quick == jsontext.rewritten(text, read[1], read[0], policy.redact(read[0])[0])
+    assert json.loads(quick) == json.loads(json.dumps(new))
+
+
+def _blob(size: int) -> str:
+    return base64.b64encode(bytes(n * 7919 % 251 for n in range(size))).decode()
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        base64.b64encode(b"some text of a file\n" * 500 + b"password=hunter2hunter2\n").decode(),
+        _blob(9_000)[:-4] + "/AKIAIOSFODNN7EXAMPLE+" + _blob(9_000),
+        base64.b64encode(b"\0\1\2" * 3_000 + b"Tr0ub4dor&3-zebra" + b"\0\1\2" * 3_000).decode(),
+    ],
+)
+def test_secrets_inside_long_base64_are_found(blob: str) -> None:
+    policy = RedactionPolicy.default({"DB_PASSWORD": "Tr0ub4dor&3-zebra"})
+    assert policy.redact_text(blob)[0] != blob
+    assert policy.redact({"data": blob})[0] != {"data": blob}
+    assert policy.redact_document(json.dumps({"data": blob}))[1]
+
+
+def test_secrets_beside_long_base64_are_found() -> None:
+    policy = RedactionPolicy.default({})
+    for before, after in (("password=", ""), ("Bearer ", ""), ("x ", " sk-abcdefgh12345678"), ("sk-abcdefgh ", "")):
+        text = before + _blob(9_000) + after
+        assert policy.redact_text(text)[0] != text
+    image = f'{{"url": "data:image/png;base64,{_blob(9_000)}", "n": 1}}'
+    assert policy.redact_document(image) == (image, False)
+
+
+def test_a_large_document_with_one_secret_is_done_in_time_that_grows_with_it() -> None:
+    def cost(count: int) -> float:
+        rows = [{"id": n, "text": f"some words {n}", "score": n / 7} for n in range(count)]
+        rows[count // 2]["text"] = "my sk-abcdefgh12345678"
+        text = json.dumps(rows)
+        policy = RedactionPolicy.default({})
+        before = time.process_time()
+        redacted, changed = policy.redact_document(text)
+        took = time.process_time() - before
+        assert changed and redacted == text.replace("sk-abcdefgh12345678", "[REDACTED]")
+        return took
+
+    small, large = min(cost(2_000), cost(2_000)), cost(16_000)
+    assert large < 8 * small * 3 + 0.1

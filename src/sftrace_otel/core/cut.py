@@ -24,6 +24,7 @@ _MAX_CONTAINERS = 1_000_000
 _SCALAR = 24
 _TOGETHER = 256
 _WORD = 4096
+_LOOKED_AT = 4096
 _PLAIN = frozenset({str, int, bool, type(None)})
 
 
@@ -106,17 +107,19 @@ class Cutter:
         return self._object(value, pointer) if isinstance(value, dict) else self._array(value, pointer)
 
     def _fits(self, value: Any) -> bool:
-        """Whether all of `value` fits; then its size is taken off the room."""
+        """Whether all of `value` fits; then its size is taken off the room. False also where that takes long to say."""
         room = self._room
         pending: list[Any] = [value]
         for container in pending:
+            room -= 4 * len(container) + 2
+            if room < 0 or len(pending) > _LOOKED_AT:
+                return False
             if type(container) is dict:
-                room -= 4 * len(container) + 2
                 for key in container:
                     room -= len(key) if type(key) is str else _SCALAR
                 items: Any = container.values()
             else:
-                room -= len(container) + 2
+                room += 3 * len(container)
                 items = container
             for item in items:
                 kind = type(item)

@@ -59,9 +59,13 @@ def redact(rules: Rules, text: str) -> str:
         return _lines(rules, text)
     if _FORM.fullmatch(text):
         return redact_form(rules, text)
-    if start.startswith("{") and "\n" in text.strip() and jsontext.parse(text) is None:
+    if start.startswith("{") and "\n" in text.strip() and not _is_json(text):
         return _lines(rules, text)
     return rules.redact_text(text)[0]
+
+
+def _is_json(text: str) -> bool:
+    return jsontext.loads(text) is not None or jsontext.parse(text) is not None
 
 
 def redact_url(rules: Rules, url: str) -> str:

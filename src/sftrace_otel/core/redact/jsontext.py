@@ -27,6 +27,8 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _UNIT = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL)
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SCANNER = json.JSONDecoder().raw_decode
 _WORDS: dict[str, Json] = {"true": True, "false": False, "null": None}
 
 
@@ -82,6 +84,69 @@ def rewritten(text: str, place: Place, old: Json, new: Json) -> str:
         pieces += (text[done:start], replacement)
         done = end
     return "".join((*pieces, text[done:]))
+
+
+def is_shallow(value: Json) -> bool:
+    """Whether `value` has at most `MAX_DEPTH` containers inside containers."""
+    level: list[Json] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Json] = []
+        for item in level:
+            if isinstance(item, dict | list):
+                below += item.values() if isinstance(item, dict) else item
+        if not below:
+            return True
+        level = below
+    return False
+
+
+def respelled_where_changed(text: str, old: Json, new: Json) -> str:
+    """`text`, of which `old` is what `loads` gave, with the parts that differ in `new` replaced where they stand.
+
+    Parts that are the same objects are passed over by the standard library's scanner, so it takes little more time than
+    reading `text` again.
+    """
+    edits: list[tuple[int, int, str]] = []
+    _seek(text, 0, old, new, edits)
+    pieces: list[str] = []
+    done = 0
+    for start, end, replacement in edits:
+        pieces += (text[done:start], replacement)
+        done = end
+    return "".join((*pieces, text[done:]))
+
+
+def _seek(text: str, at: int, old: Json, new: Json, edits: list[tuple[int, int, str]]) -> int:
+    """Note the edits of the value that begins at `at` or after white space there; give where it ends."""
+    start = _after_space(text, at)
+    if new is old:
+        return _end(text, start)
+    if isinstance(old, dict) and isinstance(new, dict):
+        for (old_key, old_item), (new_key, new_item) in zip(old.items(), new.items(), strict=True):
+            begin = _after_space(text, start + 1)
+            end = _end(text, begin)
+            if new_key != old_key:
+                edits.append((begin, end, respelled(text[begin:end], old_key, new_key)))
+            start = _after_space(text, _seek(text, _after_space(text, end) + 1, old_item, new_item, edits))
+        return start + 1
+    if isinstance(old, list) and isinstance(new, list):
+        for old_item, new_item in zip(old, new, strict=True):
+            start = _after_space(text, _seek(text, start + 1, old_item, new_item, edits))
+        return start + 1
+    end = _end(text, start)
+    if isinstance(old, str) and isinstance(new, str):
+        edits.append((start, end, respelled(text[start:end], old, new)))
+    else:
+        edits.append((start, end, json.dumps(new, ensure_ascii=False)))
+    return end
+
+
+def _after_space(text: str, at: int) -> int:
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
+
+
+def _end(text: str, start: int) -> int:
+    return int(_SCANNER(text, start)[1])
 
 
 def kept(old: str, new: str) -> list[tuple[int, int]] | None:

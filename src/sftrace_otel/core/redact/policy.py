@@ -238,6 +238,8 @@ class RedactionPolicy:
             for container in level:
                 known = len(fresh)
                 chars += 4 * len(container)
+                if chars > room:
+                    return Look.LARGE
                 if type(container) is list:
                     items = container
                 elif plain.issuperset(container) or self._has_plain_names(container):
@@ -359,6 +361,8 @@ class RedactionPolicy:
             if value is not None and self.is_clean(value):
                 hidden, names = self._texts.hide_by_reference(text)
                 return hidden, self._reasons(names)
+            if value is not None and jsontext.is_shallow(value):
+                return self._hide_in_json(text, value, None, nesting)
             read = jsontext.parse(text)
             if read is not None:
                 return self._hide_in_json(text, read[0], read[1], nesting)
@@ -373,10 +377,15 @@ class RedactionPolicy:
         hidden, names = self._texts.hide_by_reference("".join(part for part, _ in found))
         return hidden, self._reasons([*(name for _, part_names in found for name in part_names), *names])
 
-    def _hide_in_json(self, text: str, value: Json, place: jsontext.Place, nesting: int) -> tuple[str, list[str]]:
+    def _hide_in_json(
+        self, text: str, value: Json, place: jsontext.Place | None, nesting: int
+    ) -> tuple[str, list[str]]:
+        """`text`, whose value is `value`, with its places where it was not read by `jsontext.loads`."""
         walk = Walk(self, nesting + 1)
         redacted = walk.value(value)
-        if redacted is not value:
+        if redacted is not value and place is None:
+            text = jsontext.respelled_where_changed(text, value, redacted)
+        elif redacted is not value and place is not None:
             text = jsontext.rewritten(text, place, value, redacted)
         text, names = self._texts.hide_by_reference(text)
         return text, [*(finding.reason for finding in walk.findings), *self._reasons(names)]

@@ -50,6 +50,10 @@ _SK = re.compile(rb"k-(?<=sk-)")
 _NAME_BEFORE = re.compile(rb""":[\s\]"'`\\]{0,18}([a-z0-9_.-]{2,64})""")
 _NAME_BEHIND = re.compile(rb"--([a-z0-9_-]{2,64})")
 _GITHUB = re.compile(rb"g(?:h[pousr]|ithub_pat)_")
+_LONG_TEXT = 8192
+_BLOB_RUN = b"\1" * 4096
+_BLOB_END = 64
+_KEY_IN_BLOB = re.compile(rb"A(?<![A-Za-z0-9]A)(?:KIA[A-Z0-9]{16}|SIA[A-Z0-9]{16}|Iza[A-Za-z0-9]{30})")
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{24,}={0,2}")
 
 
@@ -112,13 +116,17 @@ class TextRules:
 
     def _fired(self, text: str, json: bool) -> list[Rule]:
         """The rules that may change `text`, in order. With `json`, a sensitive name in quotes is enough."""
-        data = text.encode("utf-8", "surrogatepass")
+        data = whole = text.encode("utf-8", "surrogatepass")
+        blobs: list[bytes] = []
+        if len(data) > _LONG_TEXT:
+            data, blobs = _without_blobs(data)
+            text = data.decode("utf-8", "surrogatepass") if blobs else text
         low = data.lower()
         runs = _runs(data)
         words = self._named(low, json)
         fired: list[Rule] = []
         last: list[Rule] = []
-        if self._known.count and self._known.occur(data, runs):
+        if self._known.count and self._known.occur(whole, runs):
             fired.append(self._known_rule)
         dash = b"-" in data
         if dash and b"-----BEGIN" in data:
@@ -137,18 +145,18 @@ class TextRules:
             fired.append(GITHUB)
             last += REFERENCE[3:]
         if runs:
-            fired += self._fired_by_runs(data, runs)
+            fired += self._fired_by_runs(data, runs, blobs)
         if words and self._assigns(text, low, words, json):
             fired.append(self._assigned)
         return fired + last if last else fired
 
-    def _fired_by_runs(self, data: bytes, runs: bytes) -> Iterable[Rule]:
+    def _fired_by_runs(self, data: bytes, runs: bytes, blobs: list[bytes]) -> Iterable[Rule]:
         if b"eyJ" in runs:
             yield JWT
         inside = any(byte in runs and any(map(runs.__contains__, literals)) for byte, literals in VENDOR_LITERALS)
         if inside or any(map(data.__contains__, VENDOR_LITERALS_OUTSIDE)):
             yield VENDORS
-        if any(map(self._is_base64_of_secret, _runs_of(data, _TO_BASE64, _BASE64_RUN))):
+        if any(map(self._is_base64_of_secret, blobs + _runs_of(data, _TO_BASE64, _BASE64_RUN))):
             yield self._base64
 
     def _named(self, low: bytes, json: bool) -> tuple[str, ...]:
@@ -229,6 +237,34 @@ def _runs_of(data: bytes, table: bytes, least: bytes) -> list[bytes]:
         runs.append(data[start:end])
         start = mask.find(least, end)
     return runs
+
+
+def _without_blobs(data: bytes) -> tuple[bytes, list[bytes]]:
+    """`data` with the middle of each long run of base64 (an image, a file) left out, and these runs.
+
+    Runs keep their ends, which may belong to a secret beside them. One that spells a vendor's key, or that is not of
+    the standard alphabet, stays whole; known values are looked for in the whole text, and what a run decodes to is
+    judged as ever.
+    """
+    mask = data.translate(_TO_BASE64)
+    start = mask.find(_BLOB_RUN)
+    pieces: list[bytes] = []
+    blobs: list[bytes] = []
+    done = 0
+    while start >= 0:
+        end = mask.find(b"\0", start)
+        end = len(data) if end < 0 else end
+        run = data[start:end]
+        if b"-" not in run and b"_" not in run and not _spells_key(run):
+            pieces += (data[done : start + _BLOB_END], b"\0")
+            done = end - _BLOB_END
+            blobs.append(run)
+        start = mask.find(_BLOB_RUN, end)
+    return (b"".join((*pieces, data[done:])), blobs) if blobs else (data, blobs)
+
+
+def _spells_key(run: bytes) -> bool:
+    return any(literal in run for literal in (b"AKIA", b"ASIA", b"AIza")) and _KEY_IN_BLOB.search(run) is not None
 
 
 def _names(low: bytes) -> bytes:
