@@ -397,8 +397,9 @@ def test_records_out_of_order_are_sorted_on_recovery(tmp_path: Path) -> None:
     import msgspec
 
     journal = Journal(tmp_path / "run.sftrace", fsync="event", head=head_of())
-    journal.record(Single(id="evt_0", m=0, w=0, type="run_start", f={"input": msgspec.Raw(b"null")}))
     digest = "74234e98afe7498fb5daf1f36ac2d78acc339464f950703b8c019892f982b90b"
+    start = {"input": msgspec.Raw(b"null")}
+    journal.record(Single(id="evt_0", m=0, w=0, type="run_start", f=start, ih=digest))
     for n, at in ((1, 50), (2, 10)):
         null = msgspec.Raw(b"null")
         journal.record(Begin(n=n, id=f"evt_b{n}", m=at, w=at, kind="tool", name="t", p=null, h=digest))
