@@ -464,6 +464,22 @@ def test_a_secret_option_hides_the_word_after_it(tmp_path: Path, monkeypatch: py
     assert head["command"] == open_bundle(path).run["command"] == want
 
 
+def test_secrets_that_are_set_while_it_runs_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @trace_tool
+    def load() -> str:
+        monkeypatch.setenv("LATE_PASSWORD", "lateEnvSecret77")
+        return "loaded lateEnvSecret77"
+
+    made = recorder.acquire(Settings(dir=tmp_path / "out", quiet=True))
+    load()
+    monkeypatch.setenv("LATE_PASSWORD", "nextEnvSecret88")
+    with record("agent"):
+        assert double("lateEnvSecret77 nextEnvSecret88 ") is not None  # type: ignore[arg-type]
+    made.close()
+    files = [file for path in (tmp_path / "out").glob("*.sftrace") for file in path.iterdir()]
+    assert files and [file for file in files if b"EnvSecret" in file.read_bytes()] == []
+
+
 @pytest.mark.parametrize("error", [UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"), OSError(28, "full")])
 def test_a_run_that_cannot_begin_is_given_up_once(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -529,6 +529,7 @@ def test_a_server_span_is_no_call() -> None:
     ("url", "name"),
     [
         ("https://u:p@Api.Test:443/a?b#c", "http GET https://api.test/a"),
+        ("https://[REDACTED]@api.test/a", "http GET https://api.test/a"),
         ("http://[::1]:80", "http GET http://[::1]/"),
         ("http://x.test:99999/a", "http GET http://x.test/a"),
     ],

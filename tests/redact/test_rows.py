@@ -246,3 +246,81 @@ def test_hostile_texts_in_time(name: str) -> None:
 
 def test_every_row_is_here() -> None:
     assert len(ROWS) == 35
+
+
+# --- markup, forms, and secrets that come later -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("<auth><password>xmlSecret45</password></auth>", "<auth><password>[REDACTED]</password></auth>"),
+        ('<ns:apiKey id="1">abcdef123456</ns:apiKey>', '<ns:apiKey id="1">[REDACTED]</ns:apiKey>'),
+        ("<Secret><![CDATA[a&b c]]></Secret>", "<Secret>[REDACTED]</Secret>"),
+        ("<password>a</password><password>b1</password>", "<password>[REDACTED]</password>" * 2),
+        ("<password></password><author>kim 12345678</author>", "<password></password><author>kim 12345678</author>"),
+        (
+            "<auth>basic</auth> <max_tokens>12345678</max_tokens>",
+            "<auth>basic</auth> <max_tokens>12345678</max_tokens>",
+        ),
+    ],
+)
+def test_an_element_with_a_secrets_name_is_emptied(text: str, redacted: str) -> None:
+    policy = RedactionPolicy.default({})
+    assert policy.redact_text(text)[0] == redacted
+    assert policy.redact({"body": text})[0] == {"body": redacted}
+    assert policy.redact_document(text)[0] == redacted
+    in_json = json.dumps({"body": text}).replace("</", "<\\/")
+    assert json.loads(policy.redact_document(in_json)[0]) == {"body": redacted}
+
+
+FORM = (
+    '--b1\r\nContent-Disposition: form-data; name="user"\r\n\r\nkim\r\n'
+    '--b1\r\nContent-Disposition: form-data; name="password"\r\nContent-Type: text/plain\r\n\r\n%s\r\n'
+    '--b1\r\nContent-Disposition: form-data; name="f"; filename="a.txt"\r\n\r\nx\r\n--b1--\r\n'
+)
+
+
+def test_a_part_with_a_secrets_name_is_emptied() -> None:
+    policy = RedactionPolicy.default({})
+    for secret in ("mpartSecret33", "two\r\nlines of it"):
+        assert policy.redact_text(FORM % secret)[0] == FORM % "[REDACTED]"
+        assert policy.redact({"body": FORM % secret})[0] == {"body": FORM % "[REDACTED]"}
+        assert policy.redact_document(FORM % secret) == (FORM % "[REDACTED]", True)
+    assert policy.redact_document(FORM % "") == (FORM % "", False)
+
+
+@pytest.mark.parametrize(
+    "piece", ["<password>", "<password", "</password>", "<a>", 'Content-Disposition: x; name="password"\n\n']
+)
+def test_markup_takes_linear_time(piece: str) -> None:
+    policy = RedactionPolicy.default({})
+
+    def cost(count: int) -> float:
+        before = time.process_time()
+        policy.redact_text(piece * count + "</password>")
+        return time.process_time() - before
+
+    small, large = min(cost(1_000), cost(1_001)), cost(8_000)
+    assert large < 8 * small * 3 + 0.1
+
+
+def test_secrets_that_are_set_later_are_learned() -> None:
+    policy = RedactionPolicy.default({"OLD_PASSWORD": "oldEnvSecret11"})
+    text = "late lateEnvValue77 and oldEnvSecret11"
+    assert policy.redact("lateEnvValue77 is clean")[1] == ()
+    policy.learn({"LATE_PASSWORD": "lateEnvValue77", "HOME": "/root"})
+    assert policy.redact("lateEnvValue77 is clean")[0] == "[REDACTED] is clean"
+    assert policy.redact_text(text)[0] == "late [REDACTED] and [REDACTED]"
+    assert policy.redact({"lateEnvValue77": 1})[0] == {"[REDACTED]": 1}
+    assert policy.describe()["known_values"] == 2
+
+
+def test_a_policy_that_knows_no_environment_learns_nothing() -> None:
+    policy = RedactionPolicy.from_toml('environment = false\nvariables = ["LEGACY"]', {})
+    policy.learn({"LATE_PASSWORD": "lateEnvValue77", "LEGACY": "legacyValue88"})
+    assert policy.redact_text("lateEnvValue77 legacyValue88")[0] == "lateEnvValue77 [REDACTED]"
+    for other in (RedactionPolicy.reference(), RedactionPolicy.strictest()):
+        described = other.describe()
+        other.learn({"LATE_PASSWORD": "lateEnvValue77"})
+        assert other.describe() == described

@@ -91,6 +91,8 @@ class Recorder:
         self.notify = notify or _stderr
         self.service: str | None = None
         self.connections: Callable[[], list[dict[str, object]]] = list
+        self.propagate = False
+        """Whether processes that this one starts are told the run they belong to (`OTEL_SFTRACE_PARENT`)."""
         self.before_close: list[Callable[[], None]] = []
         self._runs: dict[str, Run] = {}
         self._process: Run | None = None
@@ -100,6 +102,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._unplaced: dict[str, int] = {}  # losses of no open run; the next run of the process tells of them
         self._reported: set[str] = set()
+        self._variables = len(os.environ)
         self._notices: deque[Callable[[], None]] = deque()
         self._names: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         self._closing = False
@@ -162,9 +165,12 @@ class Recorder:
                     origin["parent_run"] = self.settings.parent
                 self._process = self.new_run("process", origin=origin)
                 self._process.losses, self._unplaced = self._unplaced, {}
+                if self.propagate:
+                    os.environ["OTEL_SFTRACE_PARENT"] = self._process.id
             return self._process
 
     def new_run(self, kind: str, *, target: Path | None = None, origin: Mapping[str, object] | None = None) -> Run:
+        self._learn()
         run = Run(self, kind=kind, target=target, origin=origin or {})
         with self._lock:
             self._runs[run.id] = run
@@ -485,7 +491,17 @@ class Recorder:
 
     def prepare(self, value: object, serializer: Callable[[object], object] | None = None) -> Prepared:
         """`core.prepare` with this recorder's policy and limit."""
+        if len(os.environ) != self._variables:
+            self._learn()
         return prepare(value, self.policy, serializer=serializer, max_bytes=self.settings.max_payload_bytes)
+
+    def _learn(self) -> None:
+        """Read the secrets of the environment again: a program may load them after it started."""
+        try:
+            self._variables = len(os.environ)
+            self.policy.learn(os.environ.copy())
+        except (KeyError, RuntimeError):  # another thread changes it just now: the next call looks again
+            self._variables = -1
 
     def wire(
         self,

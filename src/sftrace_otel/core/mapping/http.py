@@ -7,6 +7,7 @@ output say so (`missing`), and what such a run replays is decided elsewhere.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from sftrace_otel.core.mapping.values import Attributes, failure, plain
 
 __all__ = ["http_name", "map_http"]
 
+_USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -43,7 +45,7 @@ def map_http(record: SpanRecord, attributes: Attributes) -> MappedCall | None:
 
 def http_name(method: str, url: str) -> str:
     """`http METHOD scheme://host[:port]/path`: no user, no query, no fragment, no default port."""
-    parts = urlsplit(url)
+    parts = urlsplit(_USER.sub(r"\1", url))  # a redacted user has brackets, as an address would
     try:
         port = parts.port
     except ValueError:

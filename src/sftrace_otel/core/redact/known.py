@@ -9,6 +9,7 @@ rather than secrets, are left out: hiding them would hide half of the recording.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -36,9 +37,17 @@ def of_environment(environ: Mapping[str, str]) -> list[str]:
     for name, value in environ.items():
         if name.endswith("_HEADERS"):
             found += _of_headers(value)
-        elif sensitivity(name) or (looser_secret_variable(name) and _OPAQUE.fullmatch(value)):
+            continue
+        certain, likely = _judged(name)
+        if certain or (likely and _OPAQUE.fullmatch(value)):
             found.append(value)
     return [value for value in found if not _PATH.fullmatch(value)]
+
+
+@functools.lru_cache(2048)
+def _judged(name: str) -> tuple[bool, bool]:
+    """Whether a variable of this name holds a secret, and whether it may hold one."""
+    return bool(sensitivity(name)), looser_secret_variable(name)
 
 
 def _of_headers(value: str) -> Iterable[str]:

@@ -13,6 +13,7 @@ or kept prefixes in the place of a secret (the `.sftrace` format forbids them, a
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -95,15 +96,23 @@ class RedactionPolicy:
         policy_id: Name of the policy, for reports.
         custom: The user's own rules.
         secrets: Known secrets; those shorter than eight characters are left out.
+        of_environ: The known secrets among variables, for `learn`.
     """
 
     def __init__(
-        self, *, policy_id: str = "default", custom: CustomRules = NO_CUSTOM_RULES, secrets: Iterable[str] = ()
+        self,
+        *,
+        policy_id: str = "default",
+        custom: CustomRules = NO_CUSTOM_RULES,
+        secrets: Iterable[str] = (),
+        of_environ: Callable[[Mapping[str, str]], Iterable[str]] | None = None,
     ) -> None:
         self._id = policy_id
         self._custom = custom
-        self._known = KnownValues(secrets)
-        self._texts = TextRules(self.sensitivity, (*assignments.WORDS, *custom.words), self._known, custom.patterns)
+        self._of_environ = of_environ
+        self._learning = threading.Lock()
+        self._secrets = frozenset(secrets)
+        self._know()
         self._allowed = _any_of(custom.allow_values)
         self._kinds: dict[str, Sensitivity] = {}
         self._plain_names: set[str] = set()
@@ -113,7 +122,7 @@ class RedactionPolicy:
     @classmethod
     def default(cls, environ: Mapping[str, str]) -> RedactionPolicy:
         """All rules, and as known secrets the values of the variables in `environ` whose names call for it."""
-        return cls(secrets=of_environment(environ))
+        return cls(secrets=of_environment(environ), of_environ=of_environment)
 
     @classmethod
     def from_toml(cls, text: str, environ: Mapping[str, str]) -> RedactionPolicy:
@@ -124,10 +133,12 @@ class RedactionPolicy:
                 caller goes on with `strictest()`.
         """
         custom, variables = from_toml(text)
-        secrets = of_environment(environ) if custom.environment else []
-        return cls(
-            policy_id="custom", custom=custom, secrets=[*secrets, *(environ.get(name, "") for name in variables)]
-        )
+
+        def of_environ(environ: Mapping[str, str]) -> list[str]:
+            secrets = of_environment(environ) if custom.environment else []
+            return [*secrets, *(environ.get(name, "") for name in variables)]
+
+        return cls(policy_id="custom", custom=custom, secrets=of_environ(environ), of_environ=of_environ)
 
     @classmethod
     def reference(cls) -> RedactionPolicy:
@@ -142,6 +153,25 @@ class RedactionPolicy:
         from sftrace_otel.core.redact.variants import StrictestPolicy
 
         return StrictestPolicy()
+
+    def _know(self) -> None:
+        self._known = KnownValues(self._secrets)
+        self._texts = TextRules(
+            self.sensitivity, (*assignments.WORDS, *self._custom.words), self._known, self._custom.patterns
+        )
+
+    def learn(self, environ: Mapping[str, str]) -> None:
+        """Know the secrets of `environ` too: variables may be set after start. What was known stays so."""
+        if self._of_environ is None:
+            return
+        with self._learning:
+            secrets = self._secrets.union(self._of_environ(environ))
+            if secrets != self._secrets:
+                self._secrets = secrets
+                self._know()
+                self._clean = set()  # after the rules: what is judged by the old ones goes into the old set
+                self._plain_names = set()
+                self._clean_chars = 0
 
     def redact(self, value: Json) -> tuple[Json, tuple[Finding, ...]]:
         """`value` without secrets, and where they stood. The very same object, and no findings, where it holds none."""
@@ -309,20 +339,21 @@ class RedactionPolicy:
         if not texts:
             return True
         longer = [text for text in texts if len(text) >= SHORTEST_SECRET]
+        clean = self._clean
         if longer and self._texts.suspicious(longer):
             return False
         if remember:
-            self._remember(texts)
+            self._remember(texts, clean)
         return True
 
-    def _remember(self, texts: Iterable[str]) -> None:
+    def _remember(self, texts: Iterable[str], clean: set[str]) -> None:
         """Keep `texts` as known to be clean wherever they stand; so those that may name the item after them are not."""
         for text in texts:
             if len(text) <= _REMEMBERED_TEXT and not self._may_name(text):
-                self._clean.add(text)
+                clean.add(text)
                 self._clean_chars += len(text) + 64
         if self._clean_chars > _REMEMBERED_CHARS:
-            self._clean.clear()
+            clean.clear()
             self._clean_chars = 0
 
     def _may_name(self, text: str) -> bool:
@@ -335,10 +366,11 @@ class RedactionPolicy:
 
         For callers outside the policy there are `redact_text` and `redact`.
         """
-        if len(text) < SHORTEST_SECRET or text in self._clean:
+        clean = self._clean
+        if len(text) < SHORTEST_SECRET or text in clean:
             return text, ()
         if not self._texts.suspicious((text,)):
-            self._remember((text,))
+            self._remember((text,), clean)
             return text, ()
         reasons: dict[str, None] = {}
         hidden = text
@@ -351,7 +383,7 @@ class RedactionPolicy:
         else:
             hidden = MARK
         if hidden == text:
-            self._remember((text,))
+            self._remember((text,), clean)
             return text, ()
         return hidden, tuple(reasons)
 

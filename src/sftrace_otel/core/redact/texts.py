@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from sftrace_otel.core.redact import assignments
+from sftrace_otel.core.redact import assignments, markup
 from sftrace_otel.core.redact.credentials import (
     BASIC,
     BEARER,
@@ -81,13 +81,22 @@ class TextRules:
         self._custom_rules = tuple(rule for _, rule in self._custom)
         self._query = query_rule(sensitivity)
         self._assigned = Rule("assignment", self._hide_assigned)
+        self._element = markup.element_rule(sensitivity)
+        self._part = markup.part_rule(sensitivity)
         self._base64 = Rule("base64", self._hide_base64)
         self._known_rule = Rule("known-value", known.hide)
 
     def names(self) -> list[str]:
         """The rules in the order in which they run."""
         own = (self._known_rule, PEM, USERINFO, self._query, BEARER, BASIC, SK_KEY, GITHUB, JWT, VENDORS)
-        every = [rule for _, rule in self._custom] + [*own, self._assigned, self._base64, *REFERENCE]
+        every = [rule for _, rule in self._custom] + [
+            *own,
+            self._assigned,
+            self._element,
+            self._part,
+            self._base64,
+            *REFERENCE,
+        ]
         return [rule.name for rule in every]
 
     def suspicious(self, texts: Sequence[str]) -> bool:
@@ -148,6 +157,10 @@ class TextRules:
             fired += self._fired_by_runs(data, runs, blobs)
         if words and self._assigns(text, low, words, json):
             fired.append(self._assigned)
+        if b"<" in data and markup.may_hold_element(low) and self._mentions_word(low):
+            fired.append(self._element)
+        if b'"' in data and markup.may_hold_part(low) and self._mentions_word(low):
+            fired.append(self._part)
         return fired + last if last else fired
 
     def _fired_by_runs(self, data: bytes, runs: bytes, blobs: list[bytes]) -> Iterable[Rule]:
@@ -163,6 +176,9 @@ class TextRules:
         """The words of sensitive names that stand where names stand; in JSON, anywhere."""
         near = low if json else _names(low)
         return tuple(word for word in self._words if word.encode() in near) if near else ()
+
+    def _mentions_word(self, low: bytes) -> bool:
+        return any(word.encode() in low for word in self._words)
 
     def _has_secret_parameter(self, text: str, low: bytes, words: tuple[str, ...]) -> bool:
         if b"?" not in low and b"&" not in low and b";" not in low:
