@@ -22,7 +22,7 @@ from opentelemetry import context
 
 from sftrace_otel import ReplayMismatchError, ReplayPolicyError, ReplaySession, record, recorder, trace_tool
 from sftrace_otel.bundle.read import open_bundle
-from sftrace_otel.instrumentation import guard, process
+from sftrace_otel.instrumentation import guard
 from sftrace_otel.settings import Settings
 
 Run = Callable[..., Any]
@@ -48,12 +48,12 @@ def one() -> int:
 
 def test_connections_outside_are_named_in_the_bundle(openai_server: Any, tmp_path: Path) -> None:
     made = recorder.acquire(Settings(dir=tmp_path / "out", quiet=True))
-    process.watch(made)
+    made.connections = guard.connections
+    guard.notice_connections()
     one()
     urllib.request.urlopen(openai_server.url + "/json").close()
     httpx.get(openai_server.url + "/json")
     made.close()
-    process.unwatch()
     (path,) = (tmp_path / "out").glob("*.sftrace")
     (connection,) = open_bundle(path).run["connections"]
     assert (connection["port"], connection["library"]) == (int(openai_server.url.rpartition(":")[2]), "urllib")
@@ -80,9 +80,10 @@ def test_a_process_that_talked_to_a_model_uncaptured_says_so_at_exit(tmp_path: P
     import socket, sys
     from pathlib import Path
     from sftrace_otel import recorder
-    from sftrace_otel.instrumentation import process
+    from sftrace_otel.instrumentation import guard
     from sftrace_otel.settings import Settings
-    process.watch(recorder.acquire(Settings(dir=Path({str(tmp_path)!r}))))
+    recorder.acquire(Settings(dir=Path({str(tmp_path)!r}))).connections = guard.connections
+    guard.notice_connections()
     sys.audit("socket.getaddrinfo", "api.openai.com", 9, 0, 0, 0)  # what a resolver that answers would raise
     try:
         socket.create_connection(("127.0.0.1", 9), timeout=1)

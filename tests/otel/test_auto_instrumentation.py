@@ -181,6 +181,28 @@ def test_a_helper_process_without_a_call_leaves_nothing(child: Child) -> None:
     assert not child.bundles.folder.exists()
 
 
+FAMILY = """
+import os, subprocess, sys
+from sftrace_otel import trace_tool
+
+@trace_tool
+def work(who):
+    return who
+
+work("parent" if len(sys.argv) == 1 else sys.argv[1])
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+"""
+
+
+def test_a_python_child_knows_the_run_it_belongs_to(child: Child) -> None:
+    child.run(FAMILY, command=INSTRUMENT)
+    ids = {event["input"]["who"]: event["run_id"] for event in child.bundles.events("tool_call")}
+    assert len(child.bundles.paths()) == 2 and set(ids) == {"parent", "child"}
+    origins = [json.loads((path / "run.json").read_bytes())["origin"] for path in child.bundles.paths()]
+    assert sorted(origins, key=len) == [{}, {"parent_run": ids["parent"]}]
+
+
 def test_a_wrong_variable_costs_one_line_and_the_program_runs(child: Child, openai_server: Any) -> None:
     done = child.run(agent(openai_server), command=INSTRUMENT, OTEL_SFTRACE_FSYNC="sometimes")
     assert done.stderr.count("OTEL_SFTRACE_FSYNC") == 1

@@ -35,6 +35,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.util._importlib_metadata import entry_points
 
+from sftrace_otel import recorder as recording
 from sftrace_otel.errors import SftraceError
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.otel.ids import SftraceIdGenerator
@@ -257,6 +258,9 @@ def pre_instrument() -> None:
             _own_ids()
             attach()
             watch()
+            recorder = recording.active()
+            if recorder is not None:
+                recorder.propagate = True
     except Exception as error:
         _log.error("sftrace: this process is not recorded (%s)", type(error).__name__)
 
