@@ -7,6 +7,7 @@ loader meets first is forced by a copy of its metadata in a folder that comes ea
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import threading
