@@ -22,9 +22,10 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.errors import SettingsError, TraceStorageError
 from sftrace_otel.instrumentation import httpx, openai, replaying, spawns, tracing
+from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.outcomes import give_back
 from sftrace_otel.instrumentation.tools import POLICIES, Serializer
-from sftrace_otel.recorder import Call, Recorder, Run, Scope, current_scope, enter, inner, leave
+from sftrace_otel.recorder import Recorder, Run, Scope, current_scope, enter, leave
 from sftrace_otel.settings import Settings
 
 __all__ = [
@@ -301,62 +302,41 @@ class _Semantic:
             return None
 
 
-class _Described:
+class _Described(OpenCall):
     """The recording of a `_Semantic` call."""
+
+    __slots__ = ("what",)
 
     def __init__(self, what: _Semantic, recorder: Recorder) -> None:
         self.what = what
-        self.recorder = recorder
-        outer = current_scope()
-        lineage = outer.place()
-        prepared = recorder.prepare(what.payload, what.serializer)
-        self.span = tracing.start_span(_SCOPE, f"chat {what.model}", tracing.CLIENT, what.attributes)
-        ids = tracing.ids_of(self.span)
-        self.call: Call | None = recorder.begin(
+        super().__init__(
+            recorder,
             "llm",
             what.model,
-            prepared,
-            scope=outer,
-            lineage=lineage,
+            recorder.prepare(what.payload, what.serializer),
+            tracer=_SCOPE,
+            span_name=f"chat {what.model}",
+            span_kind=tracing.CLIENT,
+            attributes=what.attributes,
+            policy=what.policy,
             provider=what.provider,
             model=what.model,
-            policy=what.policy,
-            span=ids,
         )
-        if self.call is not None:
-            recorder.refer(ids[1], self.call)
-            tracing.name_root(self.span, self.call.run.name)
-            if self.span.is_recording():
-                self.span.set_attributes({"sftrace.run.id": self.call.run.id, "sftrace.event.id": self.call.id})
-        self.scope = inner(self.call, lineage, outer)
-
-    def enter(self) -> tuple[Any, Any]:
-        return enter(self.scope), tracing.attached(self.span)
-
-    @staticmethod
-    def leave(tokens: tuple[Any, Any]) -> None:
-        tracing.detach(tokens[1])
-        leave(tokens[0])
 
     def returned(self, value: Any) -> None:
         try:
-            self.recorder.end(self.call, self.recorder.prepare(value, self.what.serializer), model=self.what.model)
+            prepared = self.recorder.prepare(value, self.what.serializer)
+            self.note_output(self.recorder.end(self.call, prepared, model=self.what.model))
         except Exception as error:
-            self.recorder.fault("recording an LLM answer", error)
-        self._end_span(None)
+            self.fault("recording an LLM answer", error)
+        self.end_span(None)
 
     def raised(self, error: BaseException) -> None:
         try:
             self.recorder.fail(self.call, error)
         except Exception as fault:
-            self.recorder.fault("recording an LLM error", fault)
-        self._end_span(error)
-
-    def _end_span(self, error: BaseException | None) -> None:
-        try:
-            tracing.end_span(self.span, error)
-        except Exception as fault:  # a span processor of the program's own
-            self.recorder.fault("ending a span", fault)
+            self.fault("recording an LLM error", fault)
+        self.end_span(error)
 
 
 def llm_request(

@@ -27,9 +27,10 @@ import wrapt
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import replaying, tracing
+from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
-from sftrace_otel.recorder import Call, Recorder, Run, current_scope, enter, inner, leave
+from sftrace_otel.recorder import Recorder, Run, current_scope
 
 __all__ = ["install", "patched", "trace_tool", "uninstall"]
 
@@ -207,63 +208,32 @@ def _defaults(signature: inspect.Signature | None) -> dict[str, Any]:
 # --- one call ---------------------------------------------------------------------------------------------------------
 
 
-class _Recording:
-    """A tool call being recorded: span and journal entry. Fails open: a fault of ours leaves the tool alone."""
+class _Recording(OpenCall):
+    """A tool call being recorded. Fails open: a fault of ours leaves the tool alone."""
 
-    __slots__ = ("call", "items", "recorder", "scope", "span", "tool")
+    __slots__ = ("items", "tool")
 
     def __init__(self, recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.recorder = recorder
         self.tool = tool
-        self.call: Call | None = None
         self.items: Items | None = None
-        outer = current_scope()
-        lineage = outer.place()
-        around = tracing.current_ids()
-        run = recorder.run_for(outer, around[1])
         try:
             prepared = recorder.prepare(tool.arguments(args, kwargs), tool.serializer)
         except BaseException as error:
             prepared = recorder.prepare(unreadable(error))
-        reserved = run.new_id()
-        attributes = {
-            **tool.attributes,
-            "sftrace.run.id": run.id,
-            "sftrace.event.id": reserved,
-            "sftrace.input_hash": prepared.digest,
-        }
-        named = run.named
-        if not around[1] and named:
-            attributes["sftrace.bundle"] = run.name  # a root span: cheaper now than set later
+        attributes = tool.attributes
         if recorder.settings.content == "span":
-            attributes["gen_ai.tool.call.arguments"] = prepared.data.decode()
-        self.span = tracing.start_span(SCOPE, tool.span_name, tracing.INTERNAL, attributes)
-        ids = tracing.ids_of(self.span)
-        self.call = recorder.begin(
+            attributes = {**attributes, "gen_ai.tool.call.arguments": prepared.data.decode()}
+        super().__init__(
+            recorder,
             "tool",
             tool.name,
             prepared,
-            scope=outer,
-            lineage=lineage,
+            tracer=SCOPE,
+            span_name=tool.span_name,
+            span_kind=tracing.INTERNAL,
+            attributes=attributes,
             policy=tool.policy,
-            span=ids,
-            run=run,
-            event_id=reserved,
         )
-        if self.call is not None:
-            recorder.refer(ids[1], self.call)
-            if not named:
-                tracing.name_root(self.span, run.name)
-        self.scope = inner(self.call, lineage, outer)
-
-    def enter(self) -> tuple[Any, Any]:
-        """Make the call's span and scope current."""
-        return enter(self.scope), tracing.attached(self.span)
-
-    @staticmethod
-    def leave(tokens: tuple[Any, Any]) -> None:
-        tracing.detach(tokens[1])
-        leave(tokens[0])
 
     def returned(self, value: object, awaitable: str | None = None) -> None:
         try:
@@ -273,13 +243,10 @@ class _Recording:
                 prepared = self.recorder.prepare(unreadable(error))
             extra = None if awaitable is None else {"awaitable": awaitable}
             digest = self.recorder.end(self.call, prepared, extra=extra)
-            if digest is not None:
-                self.span.set_attribute("sftrace.output_hash", digest)
-                if self.recorder.settings.content == "span":
-                    self.span.set_attribute("gen_ai.tool.call.result", prepared.data.decode())
+            self._note_result(digest, prepared)
         except Exception as error:
-            self._fault("recording a tool result", error)
-        self._end_span(None)
+            self.fault("recording a tool result", error)
+        self.end_span(None)
 
     def raised(self, error: BaseException, awaitable: str | None = None) -> None:
         try:
@@ -294,8 +261,13 @@ class _Recording:
                 self.recorder.fail(self.call, error, end=end, extra=extra)
         except BaseException as fault:
             unreadable(fault)
-            self._fault("recording a tool error", fault)
-        self._end_span(error)
+            self.fault("recording a tool error", fault)
+        self.end_span(error)
+
+    def _note_result(self, digest: str | None, prepared: Prepared) -> None:
+        self.note_output(digest)
+        if digest is not None and self.recorder.settings.content == "span":
+            self.span.set_attribute("gen_ai.tool.call.result", prepared.data.decode())
 
     # -- generators
 
@@ -306,7 +278,7 @@ class _Recording:
             self.items.add(item)
         except Exception as error:
             self.items.cut = True
-            self._fault("recording an item of a tool", error)
+            self.fault("recording an item of a tool", error)
 
     def exhausted(self, value: object = None, end: str = "finished") -> None:
         """A generator returned `value`, or was closed."""
@@ -319,13 +291,10 @@ class _Recording:
                 extra = {"returned": {"value": returned.value, "tags": returned.tags}}
             prepared = self.items.output()
             digest = self.recorder.end(self.call, prepared, end=end, extra=extra)
-            if digest is not None:
-                self.span.set_attribute("sftrace.output_hash", digest)
-                if self.recorder.settings.content == "span":
-                    self.span.set_attribute("gen_ai.tool.call.result", prepared.data.decode())
+            self._note_result(digest, prepared)
         except Exception as error:
-            self._fault("recording a tool result", error)
-        self._end_span(None)
+            self.fault("recording a tool result", error)
+        self.end_span(None)
 
     def generating(self) -> _Recording:
         """The same, for a generator."""
@@ -368,16 +337,7 @@ class _Recording:
     def _cancelled(self) -> None:
         error = asyncio.CancelledError()
         self.recorder.fail(self.call, error, end="cancelled", extra={"awaitable": "future"})
-        self._end_span(error)
-
-    def _fault(self, what: str, error: BaseException) -> None:
-        self.recorder.fault(what, error, None if self.call is None else self.call.run)
-
-    def _end_span(self, error: BaseException | None) -> None:
-        try:
-            tracing.end_span(self.span, error)
-        except Exception as fault:  # a span processor of the program's own
-            self._fault("ending a span", fault)
+        self.end_span(error)
 
 
 def _begin(recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Recording | None:
