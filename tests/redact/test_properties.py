@@ -140,3 +140,18 @@ def test_values_for_long(value: Any) -> None:
 def test_texts_for_long(text: str) -> None:
     assert_gates_are_certain(text)
     assert_stable(text)
+
+
+_PIECES = [
+    "password", "token", "=", ":", "--", " ", "\n", '"', "'", "<", ">", "</", "@", "://", "Bearer ", "basic ", "sk-",
+    "ghp_", "abcdefgh12345678", "A1", "eyJ", "kn0wnValue!", "\\", "é", "?", "&", "-----BEGIN", "word", "%20", "/",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=12).map("".join), st.booleans())
+@settings(max_examples=600)
+def test_a_text_that_seems_quiet_sets_off_no_rule(text: str, json: bool) -> None:
+    rules = RedactionPolicy.default({"MY_SECRET": "kn0wnValue!"})._texts
+    if rules._is_quiet(text.encode()):
+        assert rules._fired(text, json) == []
+        assert rules.hide(text) == (text, [])

@@ -28,6 +28,7 @@ from sftrace_otel.formats import Json, canonical
 
 MAX_BYTES = 16 << 20
 """Default for the canonical bytes of one payload."""
+_EXACT, _CLEAN, _LARGE = Look.CLEAN_WITHOUT_FLOATS, Look.CLEAN, Look.LARGE
 _SPARE = 64 * 1024
 _STAND_IN = "<no canonical form>"
 
@@ -72,7 +73,7 @@ def prepare(
         max_bytes: Canonical bytes beyond which texts and containers are cut and marked.
     """
     look = policy.look(value, max_bytes)
-    if look is Look.CLEAN_WITHOUT_FLOATS or look is Look.CLEAN:
+    if look is _EXACT or look is _CLEAN:
         canon = _plain_bytes(value, look)
         if canon is not None and len(canon) > max_bytes:
             return _cut(value, (), {}, max_bytes, len(canon))  # type: ignore[arg-type]
@@ -80,7 +81,7 @@ def prepare(
             digest = hashlib.sha256(canon).hexdigest()
             return Prepared(value=value, data=_text(value), digest=digest, size=len(canon))  # type: ignore[arg-type]
     try:
-        if look is Look.LARGE:
+        if look is _LARGE:
             return _prepare_large(value, policy, serializer, max_bytes)
         return _prepare_slowly(value, policy, serializer, max_bytes)
     except Exception:
@@ -93,7 +94,7 @@ def _plain_bytes(value: Any, look: Look) -> bytes | None:
     Without floats orjson's bytes are canonical (`canonical`, "Decision"), and the policy has seen every type.
     """
     try:
-        if look is Look.CLEAN_WITHOUT_FLOATS:
+        if look is _EXACT:
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         pass

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -53,6 +53,9 @@ OWN_RUN_KINDS = frozenset({"SERVER", "CONSUMER"})
 
 _telling: ContextVar[bool] = ContextVar("sftrace_telling", default=False)
 """Whether a hook of the program is being told about a bundle; what it records tells nobody."""
+
+_environment: Sized = getattr(os.environ, "_data", os.environ)
+"""What changes its length with the environment; CPython's own dictionary tells it in one step."""
 
 _EXPECTED = 65_536
 """Spans of recorded calls that may be on their way to us."""
@@ -102,7 +105,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._unplaced: dict[str, int] = {}  # losses of no open run; the next run of the process tells of them
         self._reported: set[str] = set()
-        self._variables = len(os.environ)
+        self._variables = len(_environment)
         self._notices: deque[Callable[[], None]] = deque()
         self._names: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         self._closing = False
@@ -237,7 +240,9 @@ class Recorder:
     def _locked(self, run: Run) -> Run:
         """The run that takes what belongs to `run` now, its lock taken."""
         while True:
-            run = self.latest(run)
+            journal = run.journal
+            if run.next is not None or (journal is not None and journal.size >= self.max_run_bytes):
+                run = self.latest(run)
             run.lock.acquire()
             if run.next is None:
                 return run
@@ -340,7 +345,7 @@ class Recorder:
                 journal = run.opened()
                 run.calls += 1
                 call = Call(run, run.calls, event_id or run.new_id(), kind, name, model, payload.digest)
-                moment = at or (run.now(), self.clock())
+                moment = at or (self.ticks() - run.mono0, self.clock())
                 call.began = moment[0]
                 journal.record(
                     Begin(
@@ -413,7 +418,7 @@ class Recorder:
                 if run.closed:
                     run.lost("calls ended after the run closed")
                     return None
-                moment = at or (run.now(), self.clock())
+                moment = at or (self.ticks() - run.mono0, self.clock())
                 run.open_calls -= 1
                 run.errors += error is not None
                 run.opened().record(
@@ -430,7 +435,7 @@ class Recorder:
                         tokens=tokens,
                         error=dict(error) if error else None,
                         error_id=run.new_id() if error else None,
-                        r=_pairs(payload) if payload is not None else [],
+                        r=_pairs(payload) if payload is not None and payload.findings else [],
                         tags=payload.tags if payload is not None else {},
                         extra=dict(extra) if extra else {},
                         cut=payload.truncated if payload is not None else False,
@@ -491,14 +496,14 @@ class Recorder:
 
     def prepare(self, value: object, serializer: Callable[[object], object] | None = None) -> Prepared:
         """`core.prepare` with this recorder's policy and limit."""
-        if len(os.environ) != self._variables:
+        if len(_environment) != self._variables:
             self._learn()
         return prepare(value, self.policy, serializer=serializer, max_bytes=self.settings.max_payload_bytes)
 
     def _learn(self) -> None:
         """Read the secrets of the environment again: a program may load them after it started."""
         try:
-            self._variables = len(os.environ)
+            self._variables = len(_environment)
             self.policy.learn(os.environ.copy())
         except (KeyError, RuntimeError):  # another thread changes it just now: the next call looks again
             self._variables = -1

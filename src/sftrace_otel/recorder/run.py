@@ -211,8 +211,7 @@ class Answered:
 
     def tool(self, name: str, digest: str) -> None:
         """A tool event `name` whose output has `digest`."""
-        short = name.rpartition(".")[2]
-        self._names[short] = self._names.get(short, 0) + 1
+        self._names[name] = self._names.get(name, 0) + 1
         self._results.add(hash(digest))
 
     def known(self, call_id: str) -> bool:
@@ -220,7 +219,10 @@ class Answered:
 
     def untraced(self) -> list[str]:
         """Functions whose result went back to the model although no tool event holds it, sorted."""
-        left = dict(self._names)
+        left: dict[str, int] = {}
+        for name, count in self._names.items():
+            short = name.rpartition(".")[2]
+            left[short] = left.get(short, 0) + count
         missing = set()
         for name, digest in self._answers.values():
             short = name.rpartition(".")[2]

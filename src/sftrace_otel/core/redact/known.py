@@ -89,12 +89,11 @@ class KnownValues:
             data: The text in UTF-8.
             runs: The runs of 15 and more letters, digits, `_` and `-` of `data`, with something between them.
         """
-        if runs and any(spelling in data for spelling in self._in_runs):
+        if runs and any(map(data.__contains__, self._in_runs)):
             return True
-        for rare, spellings in self._anywhere:
-            if rare in data and any(spelling in data for spelling in spellings):
-                return True
-        return False
+        return bool(self._anywhere) and any(
+            rare in data and any(map(data.__contains__, spellings)) for rare, spellings in self._anywhere
+        )
 
     def hide(self, text: str) -> str:
         """`text` with every spelling replaced."""

@@ -50,6 +50,7 @@ _ROUNDS = 6
 _NESTED_TEXTS = 5
 _MANY_CONTAINERS = 4_096
 _TOO_MANY_CONTAINERS = 1_000_000
+_MANY_ITEMS = 16
 _BATCH_CHARS = 1 << 20
 _NO_LIMIT = 1 << 62
 _MANY_NAMES = 8192
@@ -69,6 +70,9 @@ class Look(Enum):
     """The same of texts, ints, booleans and null alone."""
     LARGE = 3
     """Larger than there is room for; not looked at further."""
+
+
+_CLEAN, _EXACT = Look.CLEAN, Look.CLEAN_WITHOUT_FLOATS
 
 
 def _any_of(values: Iterable[str]) -> re.Pattern[str] | None:
@@ -267,9 +271,11 @@ class RedactionPolicy:
             below: list[Any] = []
             for container in level:
                 known = len(fresh)
-                chars += 4 * len(container)
-                if chars > room:
-                    return Look.LARGE
+                size = len(container)
+                if size > _MANY_ITEMS:
+                    chars += 4 * size
+                    if chars > room:
+                        return Look.LARGE
                 if type(container) is list:
                     items = container
                 elif plain.issuperset(container) or self._has_plain_names(container):
@@ -301,9 +307,9 @@ class RedactionPolicy:
             if not below or containers > _TOO_MANY_CONTAINERS:
                 break
             level = below
-        if below or not self._are_clean(fresh, remember=containers < _MANY_CONTAINERS):
+        if below or (fresh and not self._are_clean(fresh, remember=containers < _MANY_CONTAINERS)):
             return Look.SUSPICIOUS
-        return Look.CLEAN if floats else Look.CLEAN_WITHOUT_FLOATS
+        return _CLEAN if floats else _EXACT
 
     def _has_plain_names(self, members: dict[Any, Any]) -> bool:
         """Whether no key of `members` hides its value, changes what is done below it, or holds a secret itself."""
@@ -336,9 +342,7 @@ class RedactionPolicy:
         return any(is_secret_argument(self, items[index], items[index + 1]) for index in options)
 
     def _are_clean(self, texts: list[str], *, remember: bool) -> bool:
-        if not texts:
-            return True
-        longer = [text for text in texts if len(text) >= SHORTEST_SECRET]
+        longer = texts if len(texts) == 1 else [text for text in texts if len(text) >= SHORTEST_SECRET]
         clean = self._clean
         if longer and self._texts.suspicious(longer):
             return False
@@ -349,17 +353,16 @@ class RedactionPolicy:
     def _remember(self, texts: Iterable[str], clean: set[str]) -> None:
         """Keep `texts` as known to be clean wherever they stand; so those that may name the item after them are not."""
         for text in texts:
-            if len(text) <= _REMEMBERED_TEXT and not self._may_name(text):
+            size = len(text)
+            if size <= _REMEMBERED_TEXT and (size > LONGEST_NAME or not self._may_name(text)) and text[:1] != "-":
                 clean.add(text)
-                self._clean_chars += len(text) + 64
+                self._clean_chars += size + 64
         if self._clean_chars > _REMEMBERED_CHARS:
             clean.clear()
             self._clean_chars = 0
 
     def _may_name(self, text: str) -> bool:
-        if text.startswith("-"):
-            return True
-        return len(text) <= LONGEST_NAME and may_be_name(text) and bool(self.sensitivity(text))
+        return may_be_name(text) and bool(self.sensitivity(text))
 
     def hide(self, text: str, nesting: int) -> tuple[str, Sequence[str]]:
         """`text` without secrets and the reasons, each once; `nesting` counts the JSON texts around it.

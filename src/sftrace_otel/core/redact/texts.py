@@ -42,6 +42,8 @@ _RUN_CHARS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 _TO_RUNS = bytes(byte in _RUN_CHARS for byte in range(256))
 _TO_BASE64 = bytes(byte in _RUN_CHARS + b"+/" for byte in range(256))
 _RUN = b"\1" * 15
+_NOTED = b"\2"
+_CLASSES = bytes(2 if byte in b'=:@<"' else byte in _RUN_CHARS for byte in range(256))
 _BASE64_RUN = b"\1" * 24
 _SCHEMES = re.compile(rb"b(?:earer|asic)[\s\x1c-\x1f%+\\\xc2\xe1\xe2\xe3]")
 _JSON_STARTS = ("{", "[", " ", "\n", "\r", "\t")
@@ -76,6 +78,8 @@ class TextRules:
     ) -> None:
         self._sensitivity = sensitivity
         self._words = words
+        self._spelled = [(word, word.encode()) for word in words]
+        self._spellings = [spelled for _, spelled in self._spelled]
         self._known = known
         self._custom = tuple(custom)
         self._custom_rules = tuple(rule for _, rule in self._custom)
@@ -103,9 +107,21 @@ class TextRules:
         """Whether any of `texts` may hold a secret; False is certain."""
         if self._custom and any(looks_like_json(text) or self._matches_custom(text) for text in texts):
             return True
+        joined = texts[0] if len(texts) == 1 else "\n".join(texts)
+        data = joined.encode("utf-8", "surrogatepass")
+        if self._is_quiet(data):
+            return False
         json = any(map(looks_like_json, texts))
-        joined = "\n".join(texts)
-        return bool(self._fired(joined, json)) or (json and ("\\u" in joined or "\\/" in joined))
+        return bool(self._fired(joined, json, data)) or (json and ("\\u" in joined or "\\/" in joined))
+
+    def _is_quiet(self, data: bytes) -> bool:
+        """Whether no rule can find anything in `data`, by what takes next to no time; most texts pass."""
+        mask = data.translate(_CLASSES)
+        if _NOTED in mask or _RUN in mask or b"-" in data or b"_" in data:
+            return False
+        if _SCHEMES.search(data.lower()) is not None:
+            return False
+        return not self._known.count or not self._known.occur(data, b"")
 
     def hide(self, text: str) -> tuple[str, list[str]]:
         """`text` as plain text with every secret replaced, once over all rules, and the names of the rules that did."""
@@ -123,21 +139,22 @@ class TextRules:
     def _matches_custom(self, text: str) -> bool:
         return any(pattern.search(text) for pattern, _ in self._custom)
 
-    def _fired(self, text: str, json: bool) -> list[Rule]:
-        """The rules that may change `text`, in order. With `json`, a sensitive name in quotes is enough."""
-        data = whole = text.encode("utf-8", "surrogatepass")
+    def _fired(self, text: str, json: bool, data: bytes | None = None) -> list[Rule]:
+        """The rules that may change `text`, in order. With `json`, a sensitive name in quotes is enough. `data`: it in
+        UTF-8."""
+        whole = data = text.encode("utf-8", "surrogatepass") if data is None else data
         blobs: list[bytes] = []
         if len(data) > _LONG_TEXT:
             data, blobs = _without_blobs(data)
             text = data.decode("utf-8", "surrogatepass") if blobs else text
         low = data.lower()
         runs = _runs(data)
-        words = self._named(low, json)
+        dash = b"-" in data
+        words = self._named(low, json, dash)
         fired: list[Rule] = []
         last: list[Rule] = []
         if self._known.count and self._known.occur(whole, runs):
             fired.append(self._known_rule)
-        dash = b"-" in data
         if dash and b"-----BEGIN" in data:
             fired.append(PEM)
         if b"@" in data and b"://" in data:
@@ -172,13 +189,13 @@ class TextRules:
         if any(map(self._is_base64_of_secret, blobs + _runs_of(data, _TO_BASE64, _BASE64_RUN))):
             yield self._base64
 
-    def _named(self, low: bytes, json: bool) -> tuple[str, ...]:
+    def _named(self, low: bytes, json: bool, dash: bool) -> tuple[str, ...]:
         """The words of sensitive names that stand where names stand; in JSON, anywhere."""
-        near = low if json else _names(low)
-        return tuple(word for word in self._words if word.encode() in near) if near else ()
+        near = low if json else _names(low, dash)
+        return tuple([word for word, spelled in self._spelled if spelled in near]) if near else ()
 
     def _mentions_word(self, low: bytes) -> bool:
-        return any(word.encode() in low for word in self._words)
+        return any(map(low.__contains__, self._spellings))
 
     def _has_secret_parameter(self, text: str, low: bytes, words: tuple[str, ...]) -> bool:
         if b"?" not in low and b"&" not in low and b";" not in low:
@@ -283,11 +300,11 @@ def _spells_key(run: bytes) -> bool:
     return any(literal in run for literal in (b"AKIA", b"ASIA", b"AIza")) and _KEY_IN_BLOB.search(run) is not None
 
 
-def _names(low: bytes) -> bytes:
+def _names(low: bytes, dash: bool) -> bytes:
     """The names before each `=` and `:` and behind each `--` in `low`, read forwards."""
     names: list[bytes] = []
     if b"=" in low or b":" in low:
         names = _NAME_BEFORE.findall(low.replace(b"=", b":")[::-1])
-    if b"--" in low:
+    if dash and b"--" in low:
         names += [name[::-1] for name in _NAME_BEHIND.findall(low)]
     return b"\n".join(names)[::-1] if names else b""
