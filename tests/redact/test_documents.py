@@ -248,3 +248,37 @@ def test_a_large_document_with_one_secret_is_done_in_time_that_grows_with_it() -
 
     small, large = min(cost(2_000), cost(2_000)), cost(16_000)
     assert large < 8 * small * 3 + 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ('{"cmd": "run --token abcdef123456x"}', "abcdef123456x"),
+        ('{"argv": ["curl", "-u", "bob:hunter2x"]}', "bob:hunter2x"),
+        ('{"argv": ["curl", "--user", "bob:hunter2x"]}', "bob:hunter2x"),
+        ('{"arguments": "{\\"argv\\": [\\"-u\\", \\"bob:hunter2x\\"]}"}', "bob:hunter2x"),
+    ],
+)
+def test_options_are_found_in_json_documents_as_they_are_in_values(text: str, secret: str) -> None:
+    assert secret not in json.dumps(POLICY.redact(json.loads(text))[0])
+    assert POLICY.redact_document(text) == (text.replace(secret, MARK), True)
+    assert POLICY.redact_text(text)[0] == text.replace(secret, MARK)
+
+
+@given(
+    st.recursive(
+        st.sampled_from(["--token", "-u", "a:bcdefgh1", "x --password hunter2x9", "abcdef123456x", "Bearer abcdefgh1"])
+        | st.sampled_from(
+            ["api_key", "k", "<password>abc1</password>", "password=hunter2x9", '{"token": "a1b2c3d4e5"}']
+        ),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["name", "value", "k", "token", "argv"]), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
+)
+def test_a_document_hides_what_its_value_hides(value: Any) -> None:
+    policy = RedactionPolicy.default({})
+    text = json.dumps({"v": value})
+    assert json.loads(policy.redact_document(text)[0]) == policy.redact({"v": value})[0]

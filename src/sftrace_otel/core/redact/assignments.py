@@ -65,16 +65,18 @@ def find(text: str, low: str, words: tuple[str, ...], sensitivity: NameRule) -> 
 
 
 def mentions(text: str, low: str, words: tuple[str, ...], sensitivity: NameRule) -> bool:
-    """Whether a sensitive name stands in `text` in quotes or before an operator. Arguments as for `find`."""
+    """Whether a sensitive name stands in `text` in quotes, before an operator, or as a command line option. Arguments
+    as for `find`."""
     done = 0
     for start, end in _places(low, words):
         if start < done:
             continue
         done = _REST.match(text, end).end()  # type: ignore[union-attr]
-        if text[done : done + 1] in ("'", '"', "\\") or _OPERATOR.match(text, done):
-            least = max(0, start - _NAME_REACH)
-            if sensitivity(text[least + len(text[least:start].rstrip(_NAME_CHARS)) : done]):
-                return True
+        least = max(0, start - _NAME_REACH)
+        named = text[done : done + 1] in ("'", '"', "\\") or _OPERATOR.match(text, done) is not None
+        named = named or text.find("--", least, start) >= 0
+        if named and sensitivity(text[least + len(text[least:start].rstrip(_NAME_CHARS)) : done]):
+            return True
     return False
 
 

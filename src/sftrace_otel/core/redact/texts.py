@@ -48,6 +48,7 @@ _BASE64_RUN = b"\1" * 24
 _SCHEMES = re.compile(rb"b(?:earer|asic)[\s\x1c-\x1f%+\\\xc2\xe1\xe2\xe3]")
 _JSON_STARTS = ("{", "[", " ", "\n", "\r", "\t")
 _JSON_ENDS = ("}", "]", " ", "\n", "\r", "\t")
+_USER_OPTION = re.compile(rb"""-(?:u|-user)[\\"']""")
 _SK = re.compile(rb"k-(?<=sk-)")
 _NAME_BEFORE = re.compile(rb""":[\s\]"'`\\]{0,18}([a-z0-9_.-]{2,64})""")
 _NAME_BEHIND = re.compile(rb"--([a-z0-9_-]{2,64})")
@@ -112,6 +113,8 @@ class TextRules:
         if self._is_quiet(data):
             return False
         json = any(map(looks_like_json, texts))
+        if json and b"-" in data and _USER_OPTION.search(data) is not None:
+            return True
         return bool(self._fired(joined, json, data)) or (json and ("\\u" in joined or "\\/" in joined))
 
     def _is_quiet(self, data: bytes) -> bool:
