@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -59,7 +60,15 @@ def test_an_interrupted_program_is_recorded_up_to_there(place: Place) -> None:
     (place.folder / "agent.py").write_text(AGENT + "time.sleep(60)\n")
     environment = {**os.environ, "PATH": os.pathsep.join((str(BIN), os.environ["PATH"]))}
     command = ["opentelemetry-instrument", "python", "agent.py"]
-    with subprocess.Popen(command, cwd=place.folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=place.folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        # a shell that started the tests in the background has made its children ignore interrupts
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "2.0\n"
         time.sleep(0.2)
