@@ -91,9 +91,12 @@ class KnownValues:
         """
         if runs and any(map(data.__contains__, self._in_runs)):
             return True
-        return bool(self._anywhere) and any(
-            rare in data and any(map(data.__contains__, spellings)) for rare, spellings in self._anywhere
-        )
+        for rare, spellings in self._anywhere:
+            if rare in data:
+                for spelling in spellings:
+                    if spelling in data:
+                        return True
+        return False
 
     def hide(self, text: str) -> str:
         """`text` with every spelling replaced."""
