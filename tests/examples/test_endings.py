@@ -67,7 +67,7 @@ def test_an_interrupted_program_is_recorded_up_to_there(place: Place) -> None:
         stdout=subprocess.PIPE,
         text=True,
         # a shell that started the tests in the background has made its children ignore interrupts
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "2.0\n"

@@ -45,6 +45,8 @@ def start_span(scope: str, name: str, kind: SpanKind, attributes: Mapping[str, A
 
 def attached(span: Span) -> object:
     """Make `span` current; give the result to `detach` in the same function."""
+    if not span.get_span_context().is_valid:  # no provider: nothing to make current
+        return None
     return otel_context.attach(trace.set_span_in_context(span))
 
 
@@ -54,6 +56,9 @@ def is_current(span: Span) -> bool:
 
 
 def detach(token: object) -> None:
+    """Undo `attached`."""
+    if token is None:
+        return
     otel_context.detach(token)  # type: ignore[arg-type]
 
 
