@@ -513,6 +513,19 @@ def test_a_folder_that_is_gone_is_said_and_paths_are_absolute(
     assert [line for line in caplog.messages if "nothing is recorded" in line] == caplog.messages
 
 
+def test_a_block_in_a_folder_that_is_gone_leaves_the_program_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with record("agent", output="run.sftrace") as session:
+        assert double(2) == 4
+    assert session.path is None
+    assert len(caplog.messages) == 1 and "nothing is recorded: run.sftrace cannot be written" in caplog.messages[0]
+
+
 def test_calls_of_ended_runs_are_let_go_whoever_hears_of_their_spans(tmp_path: Path) -> None:
     made = recorder.acquire(Settings(dir=tmp_path, quiet=True))
     scope = Scope(run=made.new_run("record"))

@@ -11,6 +11,7 @@ Source: `design.md`, "Names that users type" and "Runs".
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -178,7 +179,9 @@ def record(
 
 
 def _bundle_path(output: str | Path) -> Path:
-    path = Path(output).expanduser().absolute()
+    path = Path(output).expanduser()
+    with contextlib.suppress(OSError):  # the working folder may be gone: opening the journal reports that
+        path = path.absolute()
     if path.suffix != ".sftrace":
         raise TraceStorageError(f"{output}: the path of a bundle ends in .sftrace")
     return path
