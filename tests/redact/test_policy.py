@@ -144,6 +144,12 @@ def test_keys_that_hold_secrets_are_redacted_and_stay_apart() -> None:
     assert first not in repr(findings)
 
 
+@pytest.mark.parametrize("value", [None, False, "", {}], ids=repr)
+def test_a_key_with_a_sensitive_name_may_hold_a_secret_beside_a_value_that_is_none(value: Any) -> None:
+    redacted: Any = POLICY.redact({"sk-aaaaaaaaaaaa password": value})[0]
+    assert redacted == {f"{MARK} password": value}
+
+
 def test_parts_that_are_too_deep_are_dropped_not_kept() -> None:
     value: Any = {"password": OPAQUE}
     for _ in range(500):

@@ -323,12 +323,11 @@ class RedactionPolicy:
                     return False
                 continue
             kind = self.sensitivity(key)
-            if kind:
-                if isinstance(item, dict | list) or hides(self, key, kind, item, members):
-                    return False
-            elif self.hide(key, 0)[0] != key:
+            if kind and (isinstance(item, dict | list) or hides(self, key, kind, item, members)):
                 return False
-            elif len(key) <= LONGEST_NAME and len(self._plain_names) < _MANY_NAMES:
+            if self.hide(key, 0)[0] != key:
+                return False
+            if not kind and len(key) <= LONGEST_NAME and len(self._plain_names) < _MANY_NAMES:
                 self._plain_names.add(key)
         return True
 
