@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from stepfork.trace.redaction import redact_json
 
@@ -150,6 +150,11 @@ _PIECES = [
 
 @given(st.lists(st.sampled_from(_PIECES), max_size=12).map("".join), st.booleans())
 @settings(max_examples=600)
+@example("password=q7Xw!19ab", False)
+@example("password: q7Xw!19ab", False)
+@example("https://me:q7Xw!19ab@host/", False)
+@example("<password>q7Xw!19ab</password>", False)
+@example("Bearer q7Xw!19ab", False)
 def test_a_text_that_seems_quiet_sets_off_no_rule(text: str, json: bool) -> None:
     policy = RedactionPolicy.default({"MY_SECRET": "kn0wnValue!"})
     text = f"[{text}]" if json else text
