@@ -744,11 +744,16 @@ class Recorder:
             time.sleep(0.01)
 
     def span_row(self, run: Run, row: Mapping[str, object]) -> None:
-        """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it."""
+        """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it. One that comes when its
+        run is over belongs to the run that goes on for it, and is counted as lost where there is none."""
         try:
+            while run.closed and run.next is not None:
+                run = run.next
             with run.lock:
                 if run.journal is not None and not run.closed:
                     run.journal.row("spans", row)
+                else:
+                    run.lost("spans that came after their run was over")
         except Exception as error:
             self.fault("recording a span", error, run)
 
