@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import inspect
 import io
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,16 +28,15 @@ import wrapt
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.exchange import Exchange, Head, Pairs, unpacked
-from sftrace_otel.instrumentation.outcomes import Answer
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.instrumentation.serving import (
     Body,
     exchange_of,
     manner_of,
-    recorded_error,
     sends_unseen,
     served_answer,
 )
+from sftrace_otel.instrumentation.urllib3_served import answer_around, failure, http_answer
 from sftrace_otel.recorder import Recorder
 
 __all__ = ["install", "patched", "uninstall"]
@@ -85,7 +83,7 @@ def _record(
         with guard.inside():
             response = wrapped(*args, **kwargs)
     except BaseException as error:
-        exchange.failed(error)
+        exchange.failed(_blamed(conn, error))
         raise
     finally:
         watch.end()
@@ -118,9 +116,38 @@ def _failed_before(recorder: Recorder, pool: Any, conn: Any, error: BaseExceptio
             request = _Request(pool, (conn, method, url), {"body": body, "headers": headers or pool.headers})
             exchange = _start(recorder, request)
             if exchange is not None:
-                exchange.failed(error)
+                exchange.failed(_blamed(conn, _timed_out(pool, conn, error)))
     except Exception as fault:
         recorder.fault("recording a request", fault)
+
+
+def _timed_out(pool: Any, conn: Any, error: BaseException) -> BaseException:
+    """The error of version 2 for a timeout of the system, as its `urlopen` makes it."""
+    if _is_1():
+        return error
+    try:
+        pool._raise_timeout(err=error, url=pool.proxy.url, timeout_value=conn.timeout)
+    except Exception as told:
+        return told if type(told).__module__.startswith("urllib3") else error
+    return error
+
+
+def _blamed(conn: Any, error: BaseException) -> BaseException:
+    """The error as `urlopen` of version 2 tells it where the proxy was not reached; only the connection knows that."""
+    try:
+        if conn.proxy is None or conn.has_connected_to_proxy:
+            return error
+        module: Any = sys.modules["urllib3.exceptions"]
+        if not isinstance(error, (OSError, module.TimeoutError, module.SSLError, _http().HTTPException)):
+            return error
+        told: BaseException = sys.modules["urllib3.connection"]._wrap_proxy_error(error, conn.proxy.scheme)
+        return told
+    except Exception:  # version 1 has none of these, and blames the proxy for whatever there is
+        return error
+
+
+def _http() -> Any:
+    return sys.modules["http.client"]
 
 
 def _urlopen(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -343,7 +370,7 @@ class _Watched(io.BufferedIOBase):
             _answered(watch.exchange, self)
             response: Any = self
             if response.chunked and response.fp is not None:
-                response.fp = _Framing(response.fp)
+                response.fp = _Framing(response.fp, watch.exchange)
 
     def read(self, *args: Any, **kwargs: Any) -> bytes:
         return self._sftrace_read(super().read, args, kwargs)
@@ -418,14 +445,19 @@ class _Watched(io.BufferedIOBase):
 class _Framing:
     """The file below a chunked answer. Sees where chunks begin (RFC 9112, section 7.1), which nothing above tells."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, exchange: Exchange) -> None:
         self._file = file
+        self._exchange = exchange
         self.left = 0
         self.ended = False
         self.cut = False
 
     def readline(self, *args: Any) -> bytes:
-        line: bytes = self._file.readline(*args)
+        try:
+            line: bytes = self._file.readline(*args)
+        except BaseException as error:
+            self._exchange.finish(manner_of(error), error)
+            raise
         if not self.ended:
             try:
                 self.left = int(line.partition(b";")[0], 16)
@@ -470,10 +502,10 @@ def _ended(exchange: Exchange, response: Any, framing: _Framing | None, *, close
             if not closed or (framing is not None and framing.ended):
                 exchange.finish("finished")
             elif framing is not None and framing.cut:
-                exchange.finish("failed", _incomplete(b""))
+                exchange.finish("failed", _http().IncompleteRead(b""))
         elif response.length:
             if not closed:
-                exchange.finish("failed", _incomplete(b"", response.length))
+                exchange.finish("failed", _http().IncompleteRead(b"", response.length))
         elif response.length == 0 or not closed:
             exchange.finish("finished")
         exchange.finish("closed")  # counts where none of the above did
@@ -487,12 +519,6 @@ def _broken(exchange: Exchange, error: BaseException, content: bool) -> None:
     if content and isinstance(partial, bytes) and partial:
         exchange.chunk(partial)
     exchange.finish(manner_of(error), error)
-
-
-def _incomplete(partial: bytes, expected: int | None = None) -> Exception:
-    from http.client import IncompleteRead
-
-    return IncompleteRead(partial, expected)
 
 
 def _decode(encoding: str, parts: list[bytes]) -> list[bytes] | None:
@@ -519,9 +545,11 @@ def _serve(replay: replaying.Active, request: _Request) -> Any:
     if hasattr(request.pool, "num_requests"):
         request.pool.num_requests += 1
     if answer.status is None:
-        raise _failure(request, answer)
-    below = _http_response(request, answer)
-    return below if _is_1() else _response(request, below)
+        if hasattr(request.conn, "_has_connected_to_proxy"):
+            request.conn._has_connected_to_proxy = True  # what the proxy is to blame for is recorded as its error
+        raise failure(answer, request.pool, request.conn, request.target, request.url())
+    below = http_answer(answer, request.method)
+    return below if _is_1() else answer_around(below, request.pool, request.method, request.target, request.options)
 
 
 def _read_body(body: Any) -> Body:
@@ -539,198 +567,6 @@ def _read_body(body: Any) -> Body:
 def _blocks(file: Any) -> Iterator[Any]:
     while block := file.read(16384):
         yield block
-
-
-def _http_response(request: _Request, answer: Answer) -> Any:
-    """http.client's own answer, made of recorded bytes."""
-    from http.client import HTTPResponse
-
-    response = HTTPResponse(_Memory(_wire(request, answer)), method=request.method)  # type: ignore[arg-type]
-    response.begin()
-    return response
-
-
-def _response(request: _Request, below: Any) -> Any:
-    """urllib3 2's answer around it, as its connection makes one."""
-    from urllib3 import HTTPHeaderDict, HTTPResponse
-
-    options = request.options
-    given: dict[str, Any] = {
-        "body": below,
-        "headers": HTTPHeaderDict(below.msg.items()),
-        "status": below.status,
-        "version": below.version,
-        "version_string": "HTTP/1.0" if below.version == 10 else "HTTP/1.1",
-        "reason": below.reason,
-        "preload_content": options.get("preload_content", True),
-        "decode_content": options.get("decode_content", True),
-        "original_response": below,
-        "enforce_content_length": options.get("enforce_content_length", True),
-        "request_method": request.method,
-        "request_url": request.target,
-    }
-    known = inspect.signature(HTTPResponse.__init__).parameters
-    response: Any = HTTPResponse(**{name: value for name, value in given.items() if name in known})
-    response.retries = options.get("retries")
-    response._connection = options.get("response_conn")
-    response._pool = request.pool
-    return response
-
-
-class _Memory:
-    """What http.client wants of a socket."""
-
-    def __init__(self, parts: list[bytes | BaseException]) -> None:
-        self._parts = parts
-
-    def makefile(self, mode: str) -> Any:
-        return io.BufferedReader(_Parts(self._parts))
-
-
-class _Parts(io.RawIOBase):
-    """Recorded parts, at most one to a read, so that boundaries stay; an exception among them is raised."""
-
-    def __init__(self, parts: list[bytes | BaseException]) -> None:
-        self._parts = parts[::-1]
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._parts:
-            return 0
-        part = self._parts.pop()
-        if isinstance(part, BaseException):
-            raise part
-        taken = part[: len(buffer)]
-        buffer[: len(taken)] = taken
-        if len(taken) < len(part):
-            self._parts.append(part[len(taken) :])
-        return len(taken)
-
-
-def _wire(request: _Request, answer: Answer) -> list[bytes | BaseException]:
-    """An answer as it stood on the wire: its head, then its chunks, then the failure if there was one."""
-    status = int(answer.status or 0)
-    version = answer.version if answer.version in ("HTTP/1.0", "HTTP/1.1") else "HTTP/1.1"
-    lines = [f"{version} {status} {answer.reason}", *(f"{name}: {value}" for name, value in answer.headers)]
-    wire: list[bytes | BaseException] = [b"".join(_header_bytes(line) + b"\r\n" for line in lines) + b"\r\n"]
-    if request.method == "HEAD" or status in (204, 304):
-        return wire
-    names = {name.lower(): value.lower() for name, value in answer.headers}
-    chunked = names.get("transfer-encoding") == "chunked"
-    for chunk in answer.chunks:
-        if chunk:
-            wire.append(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
-    failure = _read_failure(answer) if answer.exception else None
-    if failure is None and chunked:
-        wire.append(b"0\r\n\r\n")
-    elif failure is not None and not (_is_incomplete(failure) and (chunked or "content-length" in names)):
-        wire.append(failure)  # where the length is told, an early end is found by the client itself
-    return wire
-
-
-def _header_bytes(line: str) -> bytes:
-    try:
-        return line.encode("latin-1")
-    except UnicodeEncodeError:
-        return line.encode("utf-8")
-
-
-# --- replaying: errors ------------------------------------------------------------------------------------------------
-
-
-def _read_failure(answer: Answer) -> BaseException:
-    """What the socket raised while the body was read; urllib3 makes its own error of it."""
-    recorded = answer.exception or {}
-    kind, message = str(recorded.get("qualname")), str(recorded.get("message"))
-    if "IncompleteRead" in kind:
-        return _incomplete(b"")
-    found = _plain(recorded, message)
-    if found is not None:
-        return found
-    if _of_a_client(recorded):
-        return TimeoutError("timed out") if "Timeout" in kind else _incomplete(b"")
-    return recorded_error(recorded, message, "")
-
-
-def _is_incomplete(error: BaseException) -> bool:
-    return type(error).__name__ == "IncompleteRead"
-
-
-def _failure(request: _Request, answer: Answer) -> BaseException:
-    """The recorded exception of an attempt without an answer, as its own class of urllib3 or of the system."""
-    recorded = answer.exception or {}
-    message = str(recorded.get("message") or recorded.get("qualname") or "connection failed")
-    error: BaseException | None
-    if str(recorded.get("module")).startswith("urllib3"):
-        error = _own_error(request, str(recorded.get("qualname")), message)
-    elif _of_a_client(recorded):
-        timeout = "Timeout" in str(recorded.get("qualname"))
-        error = _own_error(request, "ReadTimeoutError" if timeout else "NewConnectionError", message)
-    else:
-        error = _plain(recorded, message) or recorded_error(recorded, message, request.url())
-    _reached_proxy(request.conn, error, message)
-    return error
-
-
-def _of_a_client(recorded: Mapping[str, Any]) -> bool:
-    root = str(recorded.get("module") or "").partition(".")[0]
-    return root in ("", "urllib3", "httpx", "httpx2", "aiohttp")
-
-
-def _own_error(request: _Request, name: str, message: str) -> BaseException:
-    """An error of urllib3 with its members and the recorded text; their constructors differ and build texts anew."""
-    module: Any = sys.modules["urllib3.exceptions"]
-    kind: Any = getattr(module, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, module.HTTPError)):
-        kind = module.NewConnectionError
-    error: BaseException = kind.__new__(kind)
-    error.args = (message,)
-    text = message.partition("): ")[2] or message.partition(">: ")[2] or message
-    error.__dict__.update(_message=text, url=request.target)
-    error.__dict__["conn" if issubclass(kind, module.ConnectTimeoutError) else "pool"] = (
-        request.conn if issubclass(kind, module.ConnectTimeoutError) else request.pool
-    )
-    if issubclass(kind, module.ProxyError):
-        error.__dict__["original_error"] = _below_proxy_error(request, message)
-    return error
-
-
-def _below_proxy_error(request: _Request, message: str) -> BaseException:
-    found = re.search(r"', (\w+)\(", message)
-    name = found.group(1) if found else "NewConnectionError"
-    if hasattr(sys.modules["urllib3.exceptions"], name):
-        return _own_error(request, name, message)
-    return _plain({"module": "builtins", "qualname": name}, message) or OSError(message)
-
-
-def _plain(recorded: Mapping[str, Any], message: str) -> BaseException | None:
-    """An error of the system, of TLS or of http.client; None for any other."""
-    name = str(recorded.get("module"))
-    kind: Any = getattr(sys.modules.get(name), str(recorded.get("qualname")), None)
-    http: Any = sys.modules["http.client"]
-    if name not in ("builtins", "socket", "ssl", "http.client") or not isinstance(kind, type):
-        return None
-    if not issubclass(kind, (OSError, http.HTTPException)):
-        return None
-    if issubclass(kind, OSError):
-        number = re.match(r"\[Errno (-?\d+)\] (.*)", message, re.DOTALL)
-        arguments: Sequence[Any] = (int(number[1]), number[2]) if number else (message,)
-        return kind(*arguments)
-    error: BaseException = Exception.__new__(kind)
-    error.args = (message,)
-    error.__dict__["line"] = message
-    return error
-
-
-def _reached_proxy(conn: Any, error: BaseException, message: str) -> None:
-    """Tell urllib3 2 that its proxy had been reached, where the recorded error says so: else it blames the proxy."""
-    timeout: type = sys.modules["urllib3.exceptions"].ConnectTimeoutError
-    if getattr(conn, "proxy", None) is None or isinstance(error, timeout) or message.startswith("Tunnel connection"):
-        return
-    if hasattr(conn, "_has_connected_to_proxy"):
-        conn._has_connected_to_proxy = True
 
 
 _patches = Patches("urllib3")
