@@ -277,12 +277,24 @@ class _Sent:
         self._exchange = exchange
 
     def __iter__(self) -> Iterator[bytes]:
-        for part in self._inner:
+        parts = iter(self._inner)
+        while True:
+            with guard.outside():  # what the program does to make its body is not ours
+                try:
+                    part = next(parts)
+                except StopIteration:
+                    return
             self._exchange.sending(part)
             yield part
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._inner:
+        parts = aiter(self._inner)
+        while True:
+            with guard.outside():
+                try:
+                    part = await anext(parts)
+                except StopAsyncIteration:
+                    return
             self._exchange.sending(part)
             yield part
 
