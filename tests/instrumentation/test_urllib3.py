@@ -338,7 +338,8 @@ def test_failures_come_back_as_they_were(
                 seen.extend(iter(lambda: answer.read(3), b""))
             return answer.data
 
-        with urllib3.PoolManager(retries=Retry(0), timeout=Timeout(connect=5, read=0.3)) as pool:
+        patience = 0.3 if failure in ("silent", "stalled", "stalled-chunks") else 30
+        with urllib3.PoolManager(retries=Retry(0), timeout=Timeout(connect=5, read=patience)) as pool:
             return [outcome(call), seen]
 
     with raw.RawServer(answers) as server:
@@ -386,7 +387,7 @@ def test_a_proxy_that_fails(scheme: str, failure: str, raw: Any, recorded: Run, 
     every = {"no-answer": b"", "denied": denied, "silent": [raw.HOLD]}.get(failure, b"")
 
     def program(proxy: str) -> Any:
-        with urllib3.ProxyManager(proxy, retries=Retry(1), timeout=0.3) as pool:
+        with urllib3.ProxyManager(proxy, retries=Retry(1), timeout=0.3 if failure == "silent" else 30) as pool:
             return outcome(lambda: pool.request("GET", f"{scheme}://elsewhere.test/x").status)
 
     with raw.RawServer({"/x": every, "elsewhere.test:443": every}) as server:
@@ -576,6 +577,45 @@ def test_subclasses_of_pools_connections_and_answers_keep_working(srv: Any, reco
     assert made == ["pool", "answer"] * 2
     assert frozen(program) == want
     assert made == ["pool", "answer"] * 2 + ["pool"] * 2
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_a_connection_that_chooses_its_answer_late(
+    preload: bool, raw: Any, recorded: Run, frozen: Run, read: Run
+) -> None:
+    class Connection(urllib3.connection.HTTPConnection):
+        """As those of botocore."""
+
+        def request(self, *args: Any, **kwargs: Any) -> None:
+            self.response_class = http.client.HTTPResponse
+            super().request(*args, **kwargs)
+
+    class Pool(urllib3.HTTPConnectionPool):
+        ConnectionCls = Connection
+
+    def program(port: int) -> Any:
+        found = []
+        with Pool("127.0.0.1", port) as pool:
+            for path in ("/whole", "/chunks"):
+                answer = pool.request("GET", path, preload_content=preload)
+                found.append(answer.data if preload else list(answer.stream(20, decode_content=True)))
+        return found
+
+    packed = raw.whole(gzip.compress(TEXT, mtime=0), "Content-Encoding: gzip")
+    with raw.RawServer({"/whole": packed, "/chunks": raw.chunked(b"one", b"two")}) as server:
+        want = recorded(program, server.port)
+    assert frozen(program, server.port) == want
+    assert [body_of(read(), row) for row in rows(read())] == [TEXT, b"onetwo"]
+    assert ends(read()) == ["finished", "finished"]
+
+
+def test_what_is_no_body_is_refused_by_the_client(srv: Any, recorded: Run) -> None:
+    def program(body: Any) -> str:
+        with urllib3.PoolManager() as pool, pytest.raises(TypeError) as raised:
+            pool.request("POST", srv.url + "/echo", body=body)
+        return str(raised.value)
+
+    assert recorded(program, 5) == program(5)
 
 
 def test_nothing_active_passes_through(srv: Any, tmp_path: Path) -> None:

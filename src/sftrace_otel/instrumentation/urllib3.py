@@ -88,7 +88,7 @@ def _record(
     finally:
         watch.end()
     if not watch.seen:
-        _answered_unwatched(exchange, response)
+        _watch_late(exchange, response)
     return response
 
 
@@ -254,7 +254,7 @@ def _known_body(body: Any) -> bytes | None:
         return _encoded(body)
     try:
         return bytes(memoryview(body))
-    except TypeError:
+    except (TypeError, BufferError):
         return None
 
 
@@ -268,7 +268,9 @@ def _encoded(part: Any) -> bytes:
 def _watched_body(body: Any, exchange: Exchange) -> Any:
     if _known_body(body) is not None:
         return body
-    return (_SentFile if hasattr(body, "read") else _SentParts)(body, exchange)
+    if hasattr(body, "read"):
+        return _SentFile(body, exchange)
+    return _SentParts(body, exchange) if hasattr(body, "__iter__") else body
 
 
 class _SentParts(wrapt.ObjectProxy[Any]):
@@ -318,7 +320,7 @@ class _Watch:
         self.exchange = exchange
         self.conn = conn
         self.seen = False
-        self._before = vars(conn).get("response_class") if hasattr(conn, "__dict__") else None
+        self._before = getattr(conn, "__dict__", {}).get("response_class")
         self._kind = getattr(conn, "response_class", None)
         if isinstance(self._kind, type):
             try:
@@ -334,10 +336,13 @@ class _Watch:
 
     def end(self) -> None:
         """Leave the connection as it was."""
-        if self._before is not None:
-            self.conn.response_class = self._before
-        else:
-            vars(self.conn).pop("response_class", None)
+        try:
+            if self._before is not None:
+                self.conn.response_class = self._before
+            elif vars(self.conn).get("response_class") == self._made:
+                del self.conn.response_class
+        except Exception as error:
+            self.exchange.recorder.fault("recording an answer", error)
 
 
 _watched_kinds: dict[type, type] = {}
@@ -366,11 +371,14 @@ class _Watched(io.BufferedIOBase):
         watch, self._sftrace_watch = self._sftrace_watch, None
         if watch is not None:
             watch.seen = True
-            self._sftrace_exchange = watch.exchange
-            _answered(watch.exchange, self)
-            response: Any = self
-            if response.chunked and response.fp is not None:
-                response.fp = _Framing(response.fp, watch.exchange)
+            self._sftrace_begun(watch.exchange)
+
+    def _sftrace_begun(self, exchange: Exchange) -> None:
+        response: Any = self
+        self._sftrace_exchange = exchange
+        _answered(exchange, response)
+        if response.chunked and response.fp is not None:
+            response.fp = _Framing(response.fp, exchange)
 
     def read(self, *args: Any, **kwargs: Any) -> bytes:
         return self._sftrace_read(super().read, args, kwargs)
@@ -482,13 +490,19 @@ def _answered(exchange: Exchange, response: Any) -> None:
         exchange.recorder.fault("recording an answer", error)
 
 
-def _answered_unwatched(exchange: Exchange, response: Any) -> None:
-    """An answer that no `response_class` made: what is in memory of it (HTTP/2) is all that can be seen."""
+def _watch_late(exchange: Exchange, response: Any) -> None:
+    """An answer that was not made by our class: some connections choose theirs late (botocore), HTTP/2 has another."""
     try:
+        below = getattr(response, "_original_response", response)
+        if isinstance(below, _http().HTTPResponse) and below.fp is not None:
+            below.__class__ = _watched_kind(type(below))
+            below._sftrace_begun(exchange)
+            return
         _answered(exchange, response)
-        bodies = (getattr(response, name, None) for name in ("_data", "_body"))
-        body = next((body for body in bodies if isinstance(body, bytes)), None)
+        read = (getattr(response, name, None) for name in ("_data", "_body"))
+        body = next((body for body in read if isinstance(body, bytes)), None)
         if body:
+            exchange.decoder = lambda encoding, parts: parts  # it was unpacked as it was read ahead
             exchange.chunk(body)
         exchange.finish("closed" if body is None else "finished")
     except Exception as error:
@@ -545,11 +559,17 @@ def _serve(replay: replaying.Active, request: _Request) -> Any:
     if hasattr(request.pool, "num_requests"):
         request.pool.num_requests += 1
     if answer.status is None:
-        if hasattr(request.conn, "_has_connected_to_proxy"):
-            request.conn._has_connected_to_proxy = True  # what the proxy is to blame for is recorded as its error
+        _reach_proxy(request.conn, kept=True)  # what the proxy is to blame for is recorded as its error
         raise failure(answer, request.pool, request.conn, request.target, request.url())
     below = http_answer(answer, request.method)
+    _reach_proxy(request.conn, kept=not below.will_close)
     return below if _is_1() else answer_around(below, request.pool, request.method, request.target, request.options)
+
+
+def _reach_proxy(conn: Any, *, kept: bool) -> None:
+    """Let version 2 not blame the proxy for what fails next, as it does not while a connection to it is open."""
+    if getattr(conn, "proxy", None) is not None and hasattr(conn, "_has_connected_to_proxy"):
+        conn._has_connected_to_proxy = kept
 
 
 def _read_body(body: Any) -> Body:
