@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,21 @@ def frozen(bundle_path: Path) -> Callable[..., Any]:
 @pytest.fixture
 def read(bundle_path: Path) -> Callable[[], Any]:
     return lambda: open_bundle(bundle_path)
+
+
+@pytest.fixture
+def load_server() -> Callable[[str], Any]:
+    """`load_server(name)` gives the module `tests/servers/<name>.py`."""
+
+    def load(name: str) -> Any:
+        path = Path(__file__).resolve().parent.parent / "servers" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

@@ -332,4 +332,4 @@ def unpacked(encoding: str, parts: list[bytes]) -> list[bytes] | None:
 
 def described_encoding(name: str) -> bool:
     """Headers that described the body's encoding or length on the wire and would be wrong beside another body."""
-    return name in ("content-encoding", "content-length", "transfer-encoding")
+    return name in ("content-encoding", "content-length")
