@@ -132,8 +132,14 @@ class TextRules:
 
     def hide_by_reference(self, text: str) -> tuple[str, list[str]]:
         """The reference's rules and the known values alone: for JSON whose texts have been seen to one by one."""
-        rules = [rule for rule in self._fired(text, False) if rule in REFERENCE or rule is self._known_rule]
-        return _run(rules, text)
+        return _run(self._by_reference(text), text)
+
+    def fires_by_reference(self, text: str) -> bool:
+        """Whether `hide_by_reference` may change `text` or a line of it; False is certain."""
+        return bool(self._by_reference(text))
+
+    def _by_reference(self, text: str) -> list[Rule]:
+        return [rule for rule in self._fired(text, False) if rule in REFERENCE or rule is self._known_rule]
 
     def holds_known(self, data: bytes) -> bool:
         """Whether `data`, text or not, contains a known value in one of its spellings."""
