@@ -11,37 +11,35 @@ Rejected: `Client.send` (hides redirects), event hooks (cannot answer), reading 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from sftrace_otel import recorder as recording
-from sftrace_otel.core.plan import Outcome
 from sftrace_otel.instrumentation import guard, replaying, tracing
-from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.exchange import (
     LARGE,
     Exchange,
     Head,
     Pairs,
-    call_name,
-    current_llm,
-    header,
-    request_payload,
     unpacked,
 )
-from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
-from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.instrumentation.outcomes import Answer
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.recorder import Recorder, current_scope
-
-if TYPE_CHECKING:
-    from sftrace_otel.formats.sidecars import Recorded
+from sftrace_otel.instrumentation.serving import (
+    Body,
+    exchange_of,
+    in_thread,
+    manner_of,
+    recorded_error,
+    sends_unseen,
+    served_answer,
+)
+from sftrace_otel.recorder import Recorder
 
 __all__ = ["install", "patched", "uninstall"]
 
@@ -118,9 +116,7 @@ def _passes(request: Any) -> bool:
     """
     if _busy.get() is request:
         return True
-    if not tracing.suppressed():
-        return False
-    return replaying.active() is None or guard.is_allowed(request.url.host, request.url.port)
+    return tracing.suppressed() and sends_unseen(request.url.host, request.url.port)
 
 
 def _reset(token: Any) -> None:
@@ -149,35 +145,16 @@ async def _astart(recorder: Recorder, request: Any) -> Exchange | None:
     if exchange is not None:
         body = _known_body(request)
         if body is not None and len(body) > LARGE:
-            await _in_thread(exchange, functools.partial(exchange.begin, body))
+            await in_thread(exchange, functools.partial(exchange.begin, body))
         elif body is not None:
             exchange.begin(body)
     return exchange
 
 
-async def _in_thread(exchange: Exchange, work: Callable[[], None]) -> None:
-    """Do `work` in a thread of the loop's executor and wait. A cancellation meanwhile ends the exchange afterwards."""
-    try:
-        done = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
-    except RuntimeError:  # another event loop, such as trio's, or an executor that is shut down
-        work()
-        return
-    try:
-        await asyncio.shield(done)
-    except asyncio.CancelledError as error:
-        done.add_done_callback(functools.partial(_cancelled, exchange, error))
-        raise
-
-
-def _cancelled(exchange: Exchange, error: BaseException, _: object) -> None:
-    exchange.finish("cancelled", error)
-
-
 def _made(recorder: Recorder, request: Any) -> Exchange | None:
     try:
         head = _head(request)
-        llm = current_llm.get()
-        exchange = Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None)
+        exchange = exchange_of(recorder, head)
         if _known_body(request) is None:
             request.stream = _tee_request(request, exchange)
         exchange.decoder = _decoder(sys.modules.get(head.module))
@@ -337,7 +314,7 @@ class _Tee:
             exchange.finish("closed")
             raise
         except BaseException as error:
-            exchange.finish(_how(error), error)
+            exchange.finish(manner_of(error), error)
             raise
         exchange.finish("finished")
 
@@ -368,7 +345,7 @@ class _AsyncTee:
             exchange.finish("closed")
             raise
         except BaseException as error:
-            exchange.finish(_how(error), error)
+            exchange.finish(manner_of(error), error)
             raise
         await self._finish("finished")
 
@@ -383,7 +360,7 @@ class _AsyncTee:
     async def _finish(self, end: str) -> None:
         exchange = self._exchange
         if exchange.large:
-            await _in_thread(exchange, functools.partial(exchange.finish, end))
+            await in_thread(exchange, functools.partial(exchange.finish, end))
         else:
             exchange.finish(end)
 
@@ -391,75 +368,44 @@ class _AsyncTee:
         self._exchange.finish("abandoned")
 
 
-def _how(error: BaseException) -> str:
-    return "cancelled" if type(error).__name__ == "CancelledError" else "failed"
-
-
 # --- replaying --------------------------------------------------------------------------------------------------------
 
 
-class _Body:
-    """A request's body, as far as it could be read, and the error of the generator that gave it."""
-
-    __slots__ = ("data", "error")
-
-    def __init__(self, data: bytes, error: BaseException | None = None) -> None:
-        self.data = data
-        self.error = error
-
-
-def _read_body(request: Any) -> _Body:
+def _read_body(request: Any) -> Body:
     body = _known_body(request)
     if body is not None:
-        return _Body(body)
+        return Body(body)
     parts: list[bytes] = []
     try:
         parts.extend(request.stream)
     except Exception as error:
-        return _Body(b"".join(parts), error)
-    return _Body(b"".join(parts))
+        return Body(b"".join(parts), error)
+    return Body(b"".join(parts))
 
 
-async def _aread_body(request: Any) -> _Body:
+async def _aread_body(request: Any) -> Body:
     body = _known_body(request)
     if body is not None:
-        return _Body(body)
+        return Body(body)
     parts: list[bytes] = []
     try:
         async for part in request.stream:
             parts.append(part)
     except Exception as error:
-        return _Body(b"".join(parts), error)
-    return _Body(b"".join(parts))
+        return Body(b"".join(parts), error)
+    return Body(b"".join(parts))
 
 
-def _serve(replay: replaying.Active, request: Any, body: _Body, *, asynchronous: bool) -> Any:
+def _serve(replay: replaying.Active, request: Any, body: Body, *, asynchronous: bool) -> Any:
     """The recorded answer as a response of the client's own type; None for one that has to be cancelled.
 
     Raises a ReplayError where there is none, and the error of the program's own request body, which was recorded as a
     failed call.
     """
-    head = _head(request)
-    llm = current_llm.get()
-    if isinstance(llm, ServedLlmCall) and llm.owns(head):
-        answer = llm.serve(head, body.data)
-    else:
-        answer = _serve_http(replay, head, body.data)
-    if body.error is not None:
-        raise body.error
+    answer = served_answer(replay, _head(request), body)
     if answer.cancelled and answer.status is None and asynchronous:
         return None
     return _response(_module_of(request), request, answer, asynchronous)
-
-
-def _serve_http(replay: replaying.Active, head: Head, body: bytes) -> Answer:
-    scope = current_scope()
-    lineage = scope.place()
-    prepared = replay.prepare(request_payload(head, body))
-    decision = replay.decide("http", call_name(head, replay.policy), prepared, lineage=lineage)
-    assert decision.call is not None
-    stream = header(head.headers, "accept").startswith("text/event-stream")
-    return answers_of(decision.call, stream=stream, blob=replay.blob)[0]
 
 
 def _response(module: ModuleType, request: Any, answer: Answer, asynchronous: bool) -> Any:
@@ -490,11 +436,7 @@ def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseEx
     if isinstance(kind, type) and issubclass(kind, module.TransportError):
         return kind(message, request=request)  # type: ignore[no-any-return]
     if recorded.get("module") and recorded["module"].partition(".")[0] not in ("httpx", "httpx2"):
-        kind_name = str(recorded.get("qualname"))
-        outcome = Outcome(
-            status="error", error_type=kind_name, error_message=message, exception=cast("Recorded", recorded)
-        )
-        return rebuilt_exception("http", str(request.url), outcome)
+        return recorded_error(recorded, message, str(request.url))
     return module.ConnectError(message, request=request)  # type: ignore[no-any-return]
 
 

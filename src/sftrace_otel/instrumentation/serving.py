@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the HTTP boundaries share: whose exchange a request is, the recorded answer to one, work off the event loop.
+
+Decision: functions over `Head`, `Exchange` and `Answer`, without a client in them; each boundary turns an `Answer` into
+its client's own types. Rejected: a base class of boundaries, which would have to know sync and async, transports and
+pools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from sftrace_otel.core.plan import Outcome
+from sftrace_otel.instrumentation import guard, replaying
+from sftrace_otel.instrumentation.exceptions import rebuilt_exception
+from sftrace_otel.instrumentation.exchange import Exchange, Head, call_name, current_llm, header, request_payload
+from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
+from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.recorder import Recorder, current_scope
+
+if TYPE_CHECKING:
+    from sftrace_otel.formats.sidecars import Recorded
+
+__all__ = ["Body", "exchange_of", "in_thread", "manner_of", "recorded_error", "sends_unseen", "served_answer"]
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+def sends_unseen(host: str, port: int | None) -> bool:
+    """Whether a request that is OpenTelemetry's own goes out unrecorded.
+
+    Under replay only one to an allowed address: anything may set the suppression key.
+    """
+    return replaying.active() is None or guard.is_allowed(host, port)
+
+
+def exchange_of(recorder: Recorder, head: Head) -> Exchange:
+    """The exchange of a request: an attempt of the SDK's LLM call that is under way here, or a call of its own."""
+    llm = current_llm.get()
+    return Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None)
+
+
+def manner_of(error: BaseException) -> str:
+    """How an exchange ended that `error` ended: cancelled or failed."""
+    return "cancelled" if type(error).__name__ == "CancelledError" else "failed"
+
+
+async def in_thread(exchange: Exchange, work: Callable[[], None]) -> None:
+    """Do `work` in a thread of the loop's executor and wait. A cancellation meanwhile ends the exchange afterwards."""
+    try:
+        done = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
+    except RuntimeError:  # another event loop, such as trio's, or an executor that is shut down
+        work()
+        return
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError as error:
+        done.add_done_callback(functools.partial(_cancelled, exchange, error))
+        raise
+
+
+def _cancelled(exchange: Exchange, error: BaseException, _: object) -> None:
+    exchange.finish("cancelled", error)
+
+
+# --- replaying --------------------------------------------------------------------------------------------------------
+
+
+class Body:
+    """A request's body, as far as it could be read, and the error of the generator that gave it."""
+
+    __slots__ = ("data", "error")
+
+    def __init__(self, data: bytes, error: BaseException | None = None) -> None:
+        self.data = data
+        self.error = error
+
+
+def served_answer(replay: replaying.Active, head: Head, body: Body) -> Answer:
+    """The recorded answer to a request.
+
+    Raises a ReplayError where there is none, and the error of the program's own request body, which was recorded as a
+    failed call.
+    """
+    llm = current_llm.get()
+    if isinstance(llm, ServedLlmCall) and llm.owns(head):
+        answer = llm.serve(head, body.data)
+    else:
+        answer = _http_answer(replay, head, body.data)
+    if body.error is not None:
+        raise body.error
+    return answer
+
+
+def _http_answer(replay: replaying.Active, head: Head, body: bytes) -> Answer:
+    lineage = current_scope().place()
+    prepared = replay.prepare(request_payload(head, body))
+    decision = replay.decide("http", call_name(head, replay.policy), prepared, lineage=lineage)
+    assert decision.call is not None
+    stream = header(head.headers, "accept").startswith("text/event-stream")
+    return answers_of(decision.call, stream=stream, blob=replay.blob)[0]
+
+
+def recorded_error(recorded: Mapping[str, Any], message: str, url: str) -> BaseException:
+    """An exception that was recorded for a call of `url` and is not of the client: a program's own, or the system's."""
+    outcome = Outcome(
+        status="error",
+        error_type=str(recorded.get("qualname")),
+        error_message=message,
+        exception=cast("Recorded", recorded),
+    )
+    return rebuilt_exception("http", url, outcome)
