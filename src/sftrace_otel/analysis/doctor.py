@@ -36,6 +36,7 @@ _BOUNDARIES = {
     "httpx": ("httpx >= 0.27, < 1", "HTTP exchanges, as sent and received"),
     "httpx2": ("httpx2 >= 2, < 3", "HTTP exchanges, as sent and received"),
     "openai": ("openai >= 1.40, < 4", "chat completions, responses and embeddings, with and without streaming"),
+    "anthropic": ("anthropic >= 0.40, < 3", "messages, with and without streaming"),
 }
 _OUTSIDE = {
     "aiohttp": "its connections",
@@ -205,7 +206,7 @@ def _state(name: str, version: str | None, supported: str) -> str:
 
 def _patched() -> Iterable[str]:
     """What is wrapped in this process; a boundary that was never loaded has wrapped nothing."""
-    for name in ("httpx", "openai"):
+    for name in ("httpx", "openai", "anthropic"):
         boundary = sys.modules.get(f"sftrace_otel.instrumentation.{name}")
         if boundary is not None:
             yield from boundary.patched()

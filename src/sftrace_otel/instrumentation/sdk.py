@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sftrace_otel import recorder as recording
-from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.mapping import dialects
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import current_llm
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall, attributes_of
@@ -31,10 +31,10 @@ class Sdk:
     """The boundary of one SDK.
 
     `package` is its import name, `scope` the instrumentation scope of its spans, `provider` gives the GenAI name of the
-    service that a client talks to.
+    service that a client talks to; None for a client whose requests have another form on the wire and stay HTTP calls.
     """
 
-    def __init__(self, package: str, scope: str, provider: Callable[[Any], str]) -> None:
+    def __init__(self, package: str, scope: str, provider: Callable[[Any], str | None]) -> None:
         self._scope = scope
         self._provider = provider
         self._patches = Patches(package)
@@ -102,11 +102,11 @@ class Sdk:
             return None
         try:
             options = kwargs["options"] if "options" in kwargs else args[1]
-            endpoint = wire.endpoint_of(str(options.method), str(options.url))
-            if endpoint is None:
+            endpoint = dialects.endpoint_of(str(options.method), str(options.url))
+            provider = None if endpoint is None else self._provider(client)
+            if endpoint is None or provider is None:
                 return None
             base = client.base_url
-            provider = self._provider(client)
             body = options.json_data if isinstance(options.json_data, Mapping) else {}
             attributes = attributes_of(endpoint, body, provider, base.host, base.port)
             name = f"{endpoint.operation} {attributes.get('gen_ai.request.model', '')}".rstrip()

@@ -13,6 +13,7 @@ Sources: OpenAI's REST API (chat completions, completions, embeddings, responses
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -66,6 +67,7 @@ _HOSTS = {
 LLM_HOSTS = frozenset(_HOSTS)
 """Hosts known to serve models; a connection to one without a captured call is worth a loud line."""
 
+_VERTEX = re.compile(r"aiplatform\.\w+\.rep\.googleapis\.com")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
 
@@ -80,13 +82,17 @@ def endpoint_of(method: str, path: str) -> Endpoint | None:
     return None
 
 
-def provider_of(host: str, *, azure: bool = False) -> str:
-    """The GenAI name of the service at `host`; a loopback stand-in counts as OpenAI's API, any other host is itself."""
+def provider_of(host: str, *, azure: bool = False, own: str = "openai") -> str:
+    """The GenAI name of the service at `host`; a loopback stand-in counts as `own`'s API, any other host is itself."""
     host = host.lower()
     if azure or host.endswith(".openai.azure.com"):
         return "azure.ai.openai"
-    if host in _LOOPBACK or host.endswith(".openai.com"):
+    if host in _LOOPBACK:
+        return own
+    if host.endswith(".openai.com"):
         return "openai"
+    if host.endswith("aiplatform.googleapis.com") or _VERTEX.fullmatch(host):
+        return "gcp.vertex_ai"
     return _HOSTS.get(host, host)
 
 
@@ -241,8 +247,11 @@ def sse_events(data: bytes) -> Iterator[tuple[str | None, str]]:
 
 def complete_stream(data: bytes) -> bool:
     """True if the stream says that it is over, although the connection may not have been read to its end."""
-    tail = data[-4096:]
-    return b"data: [DONE]" in tail or b'"type":"response.completed"' in tail.replace(b'": "', b'":"')
+    tail = data[-4096:].replace(b'": "', b'":"')
+    return any(sign in tail for sign in (b"data: [DONE]", *_ENDS))
+
+
+_ENDS = tuple(b'"type":"%s"' % kind for kind in (b"response.completed", b"message_stop", b"error"))
 
 
 def assemble(data: bytes) -> object:
