@@ -136,7 +136,7 @@ class LlmCall:
         self._last = (status, headers, body, end, error)
         self._extra = extra
         self._redirected = status is not None and 300 <= status < 400
-        if first is not None and self._streams and self.span.is_recording():
+        if first is not None and self._streams and (status or 0) < 400 and self.span.is_recording():
             self.span.set_attribute("gen_ai.response.time_to_first_chunk", first)
         if self._returned:
             self._complete()
@@ -150,29 +150,31 @@ class LlmCall:
             self._finish_span(None)
 
     def raised(self, error: BaseException) -> None:
-        """The SDK raised."""
-        if self._done:
-            return
-        self._done = True
-        self.recorder.fail(self.call, error)
-        self._finish_span(error)
+        """The SDK raised. An answer that it could not use, such as one cut off by its length, is still the answer."""
+        if self._last is not None and self._last[0] is not None and self._last[0] < 400 and self._last[4] is None:
+            self._complete(error)
+        elif not self._done:
+            self._done = True
+            self.recorder.fail(self.call, error)
+            self._finish_span(error)
 
-    def _complete(self) -> None:
+    def _complete(self, raised: BaseException | None = None) -> None:
         if self._done or self._last is None:
             return
         self._done = True
         status, headers, body, end, error = self._last
         try:
-            self._end_call(status, headers, body, end, error)
+            self._end_call(status, headers, body, end, raised or error)
         except Exception as fault:
             self.recorder.fault("recording an answer", fault)
-            self._finish_span(error)
+            self.recorder.end(self.call, None, end=end)
+            self._finish_span(raised or error)
 
     def _end_call(self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None) -> None:
         media = header(headers, "content-type")
         output = wire.assemble(body) if media.startswith("text/event-stream") else body_value(body, media)
         prepared = self.recorder.prepare(output)
-        described = self.recorder.describe_error(error) if error is not None else None
+        described = self.recorder.describe_error(error) if error is not None else self._said(output)
         served = output.get("model") if isinstance(output, Mapping) else None
         digest = self.recorder.end(
             self.call,
@@ -182,6 +184,7 @@ class LlmCall:
             error=described,
             model=served if isinstance(served, str) and served else None,
             tokens=wire.tokens_of(output),
+            cached=wire.cached_of(output),
             extra=self._extra,
         )
         if self.span.is_recording():
@@ -190,9 +193,19 @@ class LlmCall:
                 self.span.set_attribute("sftrace.output_hash", digest)
             if self.recorder.settings.content == "span":
                 self._content("gen_ai.output.messages", prepared.value, "choices", "output")
-        self._finish_span(error)
+        self._finish_span(error if error is not None or described is None else described["type"])
 
-    def _finish_span(self, error: BaseException | None) -> None:
+    def _said(self, output: object) -> dict[str, Any] | None:
+        """The error that an answer with a good status tells of."""
+        failure = wire.failure_of(output)
+        if failure is None:
+            return None
+        kind, message = (self.recorder.policy.redact_text(text) for text in failure)
+        if not self.recorder.has_content:
+            message = kind
+        return {"type": kind[0], "message": message[0], "findings": sorted({item.reason for item in message[1]})}
+
+    def _finish_span(self, error: BaseException | str | None) -> None:
         try:
             tracing.end_span(self.span, error)
         except Exception as fault:  # a span processor of the program's own
@@ -247,6 +260,7 @@ class ServedLlmCall:
         assert decision.call is not None
         if self.span.is_recording():
             self.span.set_attributes(replaying.marks(decision))
+            self.span.set_attributes(wire.response_attributes(decision.call.outcome.output))
         stream = isinstance(request, Mapping) and request.get("stream") is True
         return answers_of(decision.call, stream=stream, blob=self.active.blob)
 
