@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftrace_otel.core.mapping import dialects, wire_anthropic, wire_gemini, wire_ollama
+from sftrace_otel.core.mapping import dialects, wire, wire_anthropic, wire_gemini, wire_ollama
 from sftrace_otel.core.mapping.framing import values_of
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -265,7 +265,7 @@ def test_what_answers_say() -> None:
     ],
 )  # fmt: skip
 def test_failures_that_an_answer_reports(output: Any, error: Any) -> None:
-    assert dialects.service_error(output) == error
+    assert wire.failure_of(output) == error
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class LlmCall:
         self._last = (status, headers, body, end, error)
         self._extra = extra
         self._redirected = status is not None and 300 <= status < 400
-        if first is not None and self._streams and self.span.is_recording():
+        if first is not None and self._streams and (status or 0) < 400 and self.span.is_recording():
             self.span.set_attribute("gen_ai.response.time_to_first_chunk", first)
         if self._returned:
             self._complete()
@@ -162,23 +162,25 @@ class LlmCall:
             self._finish_span(None)
 
     def raised(self, error: BaseException) -> None:
-        """The SDK raised."""
-        if self._done:
-            return
-        self._done = True
-        self.recorder.fail(self.call, error)
-        self._finish_span(error)
+        """The SDK raised. An answer that it could not use, such as one cut off by its length, is still the answer."""
+        if self._last is not None and self._last[0] is not None and self._last[0] < 400 and self._last[4] is None:
+            self._complete(error)
+        elif not self._done:
+            self._done = True
+            self.recorder.fail(self.call, error)
+            self._finish_span(error)
 
-    def _complete(self) -> None:
+    def _complete(self, raised: BaseException | None = None) -> None:
         if self._done or self._last is None:
             return
         self._done = True
         status, headers, body, end, error = self._last
         try:
-            self._end_call(status, headers, body, end, error)
+            self._end_call(status, headers, body, end, raised or error)
         except Exception as fault:
             self.recorder.fault("recording an answer", fault)
-            self._finish_span(error)
+            self.recorder.end(self.call, None, end=end)
+            self._finish_span(raised or error)
 
     def _end_call(self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None) -> None:
         media = header(headers, "content-type")
@@ -195,6 +197,7 @@ class LlmCall:
             error=described,
             model=answered.model,
             tokens=answered.tokens,
+            cached=answered.cached,
             extra=self._extra,
         )
         if self.span.is_recording():
@@ -272,6 +275,7 @@ class ServedLlmCall:
         assert decision.call is not None
         if self.span.is_recording():
             self.span.set_attributes(replaying.marks(decision))
+            self.span.set_attributes(dialects.answered(self.endpoint, decision.call.outcome.output).attributes)
         return answers_of(decision.call, framing=asked.framing, blob=self.active.blob)
 
     def ended(self, error: BaseException | None) -> None:

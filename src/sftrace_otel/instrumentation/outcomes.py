@@ -13,7 +13,7 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sftrace_otel.core.mapping import dialects
+from sftrace_otel.core.mapping import dialects, wire
 from sftrace_otel.core.prepare import restore
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.formats import canonical
@@ -38,9 +38,12 @@ def give_back(call: RecordedCall) -> object:
 
 
 class Answer:
-    """One attempt's answer: a head and chunks, or an exception of the transport, or both."""
+    """One attempt's answer: a head and chunks, or an exception of the transport, or both.
 
-    __slots__ = ("cancelled", "chunks", "exception", "headers", "reason", "status", "version")
+    `left`: the program stopped reading it before its end.
+    """
+
+    __slots__ = ("cancelled", "chunks", "exception", "headers", "left", "reason", "status", "version")
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Answer:
         version: str = "HTTP/1.1",
         exception: Mapping[str, Any] | None = None,
         cancelled: bool = False,
+        left: bool = False,
         same_body: bool = False,
     ) -> None:
         self.status = status
@@ -59,6 +63,7 @@ class Answer:
             (str(key), str(value)) for key, value in headers if same_body or not described_encoding(str(key))
         ]
         self.cancelled = cancelled
+        self.left = left
         self.chunks = chunks
         self.reason = reason
         self.version = version
@@ -133,6 +138,7 @@ def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
         version=str(row.get("http_version") or "HTTP/1.1"),
         exception=exception,
         cancelled=row.get("end") == "cancelled",
+        left=row.get("end") in ("closed", "abandoned"),
         same_body=not row.get("encoding_removed") and not row.get("redacted"),
     )
 
@@ -179,7 +185,7 @@ def _error_answer(call: RecordedCall) -> Answer:
             exception={"module": recorded.get("module"), "qualname": transport or kind, "message": message},
         )
     status = int(kind) if kind.isdecimal() and 400 <= int(kind) < 600 else _STATUS.get(kind, 500)
-    told = outcome.output if dialects.service_error(outcome.output) else None
+    told = outcome.output if wire.failure_of(outcome.output) else None
     body = canonical.dumps(told if told is not None else dialects.error_body(call.method, kind, message))
     return Answer(status, [["content-type", "application/json"], ["x-should-retry", "false"]], [body])
 

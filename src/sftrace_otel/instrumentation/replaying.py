@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sftrace_otel import recorder
@@ -21,7 +22,10 @@ from sftrace_otel.instrumentation import guard
 if TYPE_CHECKING:
     from sftrace_otel.core.redact import RedactionPolicy
 
-__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate"]
+__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_sdk"]
+
+in_sdk: ContextVar[bool] = ContextVar("sftrace_in_sdk", default=False)
+"""Whether an SDK that may catch a replay error and try again is around: then `ReplayStop` carries it through."""
 
 
 class ReplayStop(BaseException):

@@ -10,6 +10,7 @@ with each release and misses the helpers; and one copy of this flow per SDK.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -56,7 +57,7 @@ class Sdk:
     def _request(self, wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         boundary = self._enter(client, args, kwargs)
         if boundary is None:
-            return wrapped(*args, **kwargs)
+            return wrapped(*args, **kwargs) if replaying.active() is None else _carried(wrapped, args, kwargs)
         try:
             result = wrapped(*args, **kwargs)
         except replaying.ReplayStop as stop:
@@ -75,7 +76,7 @@ class Sdk:
     ) -> Any:
         boundary = self._enter(client, args, kwargs)
         if boundary is None:
-            return await wrapped(*args, **kwargs)
+            return await (wrapped(*args, **kwargs) if replaying.active() is None else _acarried(wrapped, args, kwargs))
         try:
             result = await wrapped(*args, **kwargs)
         except replaying.ReplayStop as stop:
@@ -107,7 +108,9 @@ class Sdk:
             if endpoint is None or provider is None:
                 return None
             base = client.base_url
-            body = options.json_data if isinstance(options.json_data, Mapping) else {}
+            body: dict[str, Any] = {}
+            for part in (options.json_data, options.extra_json):
+                body.update(part if isinstance(part, Mapping) else {})
             attributes = attributes_of(endpoint, body, provider, base.host, base.port)
             name = f"{endpoint.operation} {attributes.get('gen_ai.request.model', '')}".rstrip()
             if replay is not None:
@@ -123,6 +126,28 @@ class Sdk:
             if recorder is not None:
                 recorder.fault("recording an LLM call", error)
             return None
+
+
+def _carried(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that is no inference, under replay: what stops the replay comes out as it is, not as the SDK's error."""
+    token = replaying.in_sdk.set(True)
+    try:
+        return wrapped(*args, **kwargs)
+    except replaying.ReplayStop as stop:
+        raise stop.error from None
+    finally:
+        replaying.in_sdk.reset(token)
+
+
+async def _acarried(wrapped: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    token = replaying.in_sdk.set(True)
+    try:
+        return await wrapped(*args, **kwargs)
+    except replaying.ReplayStop as stop:
+        raise stop.error from None
+    finally:
+        with contextlib.suppress(ValueError):  # closed from another context
+            replaying.in_sdk.reset(token)
 
 
 class _Boundary:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from sftrace_otel.core.plan import Outcome
+from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import bare, guard, replaying
 from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.exchange import Exchange, Head, call_name, current_llm, request_payload
@@ -91,7 +92,12 @@ def served_answer(replay: replaying.Active, head: Head, body: Body) -> Answer:
     if isinstance(llm, ServedLlmCall) and llm.owns(head):
         answer = llm.serve(head, body.data)
     else:
-        answer = bare.answer(replay, head, body.data) or _http_answer(replay, head, body.data)
+        try:
+            answer = bare.answer(replay, head, body.data) or _http_answer(replay, head, body.data)
+        except ReplayError as error:
+            if llm is not None or replaying.in_sdk.get():
+                raise replaying.ReplayStop(error) from None
+            raise
     if body.error is not None:
         raise body.error
     return answer

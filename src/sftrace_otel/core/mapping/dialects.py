@@ -22,7 +22,7 @@ from sftrace_otel.core.mapping.wire import Endpoint
 
 __all__ = [
     "Answered", "Inference", "answered", "ask", "assemble", "complete_stream", "endpoint_of", "error_body",
-    "framing_of", "is_at", "recognised", "request_attributes", "service_error", "stream_of", "tool_answers",
+    "framing_of", "is_at", "recognised", "request_attributes", "stream_of", "tool_answers",
 ]  # fmt: skip
 
 _Tokens = tuple[int | None, int | None, int | None]
@@ -96,12 +96,14 @@ class Answered(NamedTuple):
         attributes: For the span: id, model, finish reasons, usage; no content.
         model: The model that served, None where it does not say.
         tokens: (input, output, total).
+        cached: How many of the input came from the service's prompt cache, None where it does not say.
         error: (type, message) of a failure that the service reports in it, None where it reports none.
     """
 
     attributes: dict[str, Any]
     model: str | None
     tokens: _Tokens
+    cached: int | None
     error: tuple[str, str] | None
 
 
@@ -144,12 +146,6 @@ _OLLAMA = _Dialect(
     error=lambda _, message: {"error": message},
 )
 
-_CHAT = Endpoint("chat.completions.create", "chat", "chat_completions")
-_RESPONSES = Endpoint("responses.create", "chat", "responses")
-_EMBEDDINGS = Endpoint("embeddings.create", "embeddings", "embeddings")
-_COMPLETIONS = Endpoint("completions.create", "text_completion", "completions")
-_FIM = Endpoint("fim.complete", "text_completion", "fim")
-
 _AZURE = r"(?:/deployments/(?P<model>[^/]+))?"
 _GOOGLE = r"/(?:models|tunedModels|endpoints)/(?P<model>[^/:]+):"
 _VERTEX = r"/publishers/anthropic/models/(?P<model>(?!count-tokens)[^/:]+):"
@@ -183,11 +179,13 @@ _ROUTES = (
     _route(_GEMINI, wire_gemini.STREAM, _GOOGLE, "streamGenerateContent", _has("contents", list, dict), "gcp.gemini"),
     _route(_GEMINI, wire_gemini.EMBED, _GOOGLE, "embedContent", _has("content", dict), "gcp.gemini"),
     _route(_GEMINI, wire_gemini.BATCH_EMBED, _GOOGLE, "batchEmbedContents", _has("requests", list), "gcp.gemini"),
-    _route(_OPENAI, _CHAT, _AZURE + "/chat/", "completions", _has("messages", list), "openai"),
-    _route(_OPENAI, _FIM, "/fim/", "completions", _has("prompt", str), "mistral_ai"),
-    _route(_OPENAI, _COMPLETIONS, _AZURE + "(?<!/chat)(?<!/fim)/", "completions", _has("prompt", str, list), "openai"),
-    _route(_OPENAI, _EMBEDDINGS, _AZURE + "/", "embeddings", _has("input", str, list), "openai"),
-    _route(_OPENAI, _RESPONSES, "/", "responses", _has("input", str, list), "openai"),
+    _route(_OPENAI, wire.CHAT, _AZURE + "/chat/", "completions", _has("messages", list), "openai"),
+    _route(_OPENAI, wire.FIM, "/fim/", "completions", _has("prompt", str), "mistral_ai"),
+    _route(
+        _OPENAI, wire.COMPLETIONS, _AZURE + "(?<!/chat)(?<!/fim)/", "completions", _has("prompt", str, list), "openai"
+    ),
+    _route(_OPENAI, wire.EMBEDDINGS, _AZURE + "/", "embeddings", _has("input", str, list), "openai"),
+    _route(_OPENAI, wire.RESPONSES, "/", "responses", _has("input", str, list), "openai"),
 )
 
 _BY_TAIL = {tail: [route for route in _ROUTES if route.tail == tail] for tail in {route.tail for route in _ROUTES}}
@@ -324,9 +322,9 @@ def assemble(endpoint: Endpoint, data: bytes, framing: str) -> object:
 
 def answered(endpoint: Endpoint, output: object) -> Answered:
     """What the answer `output` says, a body or what a stream amounts to."""
-    failed = service_error(output)
+    failed = wire.failure_of(output)
     if not isinstance(output, Mapping):
-        return Answered({}, None, (None, None, None), failed)
+        return Answered({}, None, (None, None, None), None, failed)
     dialect = _dialect(endpoint.method)
     attributes, tokens = dialect.attributes(output), dialect.tokens(output)
     given, made, total = tokens
@@ -337,23 +335,8 @@ def answered(endpoint: Endpoint, output: object) -> Answered:
     if total is None and given is not None and made is not None:
         total = given + made
     served = attributes.get("gen_ai.response.model")
-    return Answered(attributes, served or None, (given, made, total), failed)
-
-
-def service_error(output: object) -> tuple[str, str] | None:
-    """(type, message) of the failure that an answer reports, by the service's own word; None where it does not."""
-    for value in output if isinstance(output, (list, tuple)) else (output,):
-        if isinstance(value, Mapping) and (value.get("error") or value.get("type") == "error"):
-            return _failure(value.get("error") or value)
-    return None
-
-
-def _failure(error: object) -> tuple[str, str]:
-    if not isinstance(error, Mapping):
-        return ("error", str(error))
-    kinds = (error.get(member) for member in ("status", "code", "type"))
-    kind = next((str(kind) for kind in kinds if isinstance(kind, (str, int)) and kind), "error")
-    return (kind, str(error.get("message") or kind))
+    cached = attributes.get("gen_ai.usage.cache_read.input_tokens")
+    return Answered(attributes, served or None, (given, made, total), cached, failed)
 
 
 def complete_stream(data: bytes, media: str) -> bool:
