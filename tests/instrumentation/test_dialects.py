@@ -36,7 +36,7 @@ def seen(path: str, body: Any, *, host: str = "127.0.0.1:8000", headers: Any = (
         ("/v1/messages", CHAT, VERSION, "messages.create", "chat", "m", "anthropic", ""),
         ("/v1/messages", {**CHAT, "max_tokens": 9, "stream": True}, [], "messages.create", "chat", "m", "anthropic",
          "sse"),
-        ("/v1/messages?beta=true", CHAT, VERSION, "beta.messages.create", "chat", "m", "anthropic", ""),
+        ("/v1/messages?beta=true", CHAT, VERSION, "messages.create", "chat", "m", "anthropic", ""),
         ("/v1beta/models/g-2:generateContent?key=k", CONTENTS, [], "models.generate_content", "generate_content", "g-2",
          "gcp.gemini", ""),
         ("/v1beta/models/g-2:streamGenerateContent?alt=sse", CONTENTS, [], "models.generate_content_stream",

@@ -60,7 +60,7 @@ class _Route(NamedTuple):
         shape: (body, headers) → whether a body posted there is a request of this endpoint.
         provider: What a loopback stand-in of the service counts as.
         tail: The last word of its path: the last segment, or what stands behind a colon in it.
-        path: Searched in "path?query"; its group `model` is a model that the body does not name.
+        path: Its path's end; its group `model` is a model that the body does not name.
     """
 
     dialect: _Dialect
@@ -155,12 +155,9 @@ def _has(member: str, *kinds: type) -> _Shape:
     return lambda body, _: isinstance(body.get(member), kinds)
 
 
-def _route(
-    dialect: _Dialect, endpoint: Endpoint, before: str, tail: str, shape: _Shape, provider: str, query: str = ""
-) -> _Route:
-    """A route whose path ends with what `before` matches and `tail`; with `query` only where that is asked for."""
-    end = rf"\?(?:.*&)?{query}(?:&|$)" if query else r"(?:\?|$)"
-    return _Route(dialect, endpoint, shape, provider, tail, re.compile(before + tail + end))
+def _route(dialect: _Dialect, endpoint: Endpoint, before: str, tail: str, shape: _Shape, provider: str) -> _Route:
+    """A route whose path ends with what `before` matches and `tail`."""
+    return _Route(dialect, endpoint, shape, provider, tail, re.compile(before + tail + "$"))
 
 
 _asks = wire_anthropic.is_request
@@ -169,12 +166,9 @@ _ROUTES = (
     _route(_OLLAMA, wire_ollama.GENERATE, "/api/", "generate", _has("prompt", str), "ollama"),
     _route(_OLLAMA, wire_ollama.EMBED, "/api/", "embed", _has("input", str, list), "ollama"),
     _route(_OLLAMA, wire_ollama.EMBEDDINGS, "/api/", "embeddings", _has("prompt", str), "ollama"),
-    _route(_ANTHROPIC, wire_anthropic.BETA_MESSAGES, "/v1/", "messages", _asks, "anthropic", query="beta=true"),
     _route(_ANTHROPIC, wire_anthropic.MESSAGES, "/v1/", "messages", _asks, "anthropic"),
     _route(_ANTHROPIC, wire_anthropic.MESSAGES, _VERTEX, "rawPredict", _asks, "gcp.vertex_ai"),
     _route(_ANTHROPIC, wire_anthropic.MESSAGES, _VERTEX, "streamRawPredict", _asks, "gcp.vertex_ai"),
-    _route(_ANTHROPIC, wire_anthropic.BETA_MESSAGES, _VERTEX, "rawPredict", _asks, "gcp.vertex_ai"),
-    _route(_ANTHROPIC, wire_anthropic.BETA_MESSAGES, _VERTEX, "streamRawPredict", _asks, "gcp.vertex_ai"),
     _route(_GEMINI, wire_gemini.GENERATE, _GOOGLE, "generateContent", _has("contents", list, dict), "gcp.gemini"),
     _route(_GEMINI, wire_gemini.STREAM, _GOOGLE, "streamGenerateContent", _has("contents", list, dict), "gcp.gemini"),
     _route(_GEMINI, wire_gemini.EMBED, _GOOGLE, "embedContent", _has("content", dict), "gcp.gemini"),
@@ -198,11 +192,9 @@ def _at(method: str, url: str) -> Iterator[tuple[_Route, re.Match[str]]]:
     """The routes that `method url` may be, the most special first."""
     if method.upper() != "POST":
         return
-    parts = urlsplit(url)
-    path = unquote(parts.path).rstrip("/")
-    target = f"{path}?{parts.query}"
+    path = unquote(urlsplit(url).path).rstrip("/")
     for route in _BY_TAIL.get(path.rpartition("/")[2].rpartition(":")[2], ()):
-        match = route.path.search(target)
+        match = route.path.search(path)
         if match is not None:
             yield route, match
 

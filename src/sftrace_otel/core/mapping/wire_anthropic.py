@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Anthropic's Messages API on the wire, at Anthropic, on Vertex AI and at any host that speaks it.
 
-Decision: a streamed tool input is the object that its parts spell; parts that spell none (the stream was cut, the model
-erred) stay the exact text that was sent, in the same place. Input tokens count what was read from and written to the
-prompt cache, as the GenAI conventions say; the body keeps the service's own numbers.
+Decision: beta messages are messages: what tells them is a header, or a query that only some versions of the SDK send.
+A streamed tool input is the object that its parts spell; parts that spell none (the stream was cut, the model erred)
+stay the exact text that was sent, in the same place. Input tokens count what was read from and written to the prompt
+cache, as the GenAI conventions say; the body keeps the service's own numbers.
 
 Sources: Anthropic's API reference, "Messages" and "Streaming messages"; GenAI conventions, `gen_ai.usage.*`.
 """
@@ -20,12 +21,11 @@ from sftrace_otel.core.mapping.framing import stream_bytes, values_of
 from sftrace_otel.core.mapping.wire import Endpoint
 
 __all__ = [
-    "BETA_MESSAGES", "MESSAGES", "assemble", "is_request", "request_attributes", "response_attributes", "stream_of",
+    "MESSAGES", "assemble", "is_request", "request_attributes", "response_attributes", "stream_of",
     "tokens_of", "tool_answers",
 ]  # fmt: skip
 
 MESSAGES = Endpoint("messages.create", "chat", "messages")
-BETA_MESSAGES = Endpoint("beta.messages.create", "chat", "messages")
 
 _PARAMETERS = {
     "temperature": "gen_ai.request.temperature",
