@@ -387,6 +387,10 @@ def _wrapper(tool: Tool) -> Callable[..., Any]:
     return driver
 
 
+_FINAL = frozenset({dict, list, tuple, str, int, float, bool, bytes, type(None)})
+"""Types of results that need no closer look: nothing of these can be awaited."""
+
+
 def _function(tool: Tool) -> Callable[..., Any]:
     target = tool.call
 
@@ -409,7 +413,7 @@ def _function(tool: Tool) -> Callable[..., Any]:
             raise
         finally:
             record.leave(tokens)
-        if inspect.isawaitable(result):
+        if type(result) not in _FINAL and inspect.isawaitable(result):
             return record.pending(result)
         record.returned(result)
         return result

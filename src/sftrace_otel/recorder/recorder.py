@@ -21,7 +21,7 @@ import re
 import sys
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from decimal import Decimal
@@ -104,7 +104,7 @@ class Recorder:
         self._process: Run | None = None
         self._live: dict[int, Run] = {}
         self._refs: dict[int, Call] = {}
-        self._recorded: dict[int, bool] = {}
+        self._recorded: OrderedDict[int, bool] = OrderedDict()  # a plain one is slow to give its oldest entry
         self._lock = threading.RLock()
         self._unplaced: dict[str, int] = {}  # losses of no open run; the next run of the process tells of them
         self._reported: set[str] = set()
@@ -625,6 +625,10 @@ class Recorder:
         """A span ended; True if a boundary of ours has recorded what it is about."""
         return self.span_arrived(span_id, scope_name) is not None or self._recorded.pop(span_id, False)
 
+    def expects(self, span_id: int) -> bool:
+        """Whether the span `span_id` is known to be that of a call of our boundaries."""
+        return span_id in self._refs
+
     def span_arrived(self, span_id: int, scope_name: str) -> Call | None:
         """The span of a call of our boundaries ended; gives the call, None if no boundary expects this span."""
         call = self._refs.pop(span_id, None)
@@ -656,7 +660,7 @@ class Recorder:
         recorded = self._recorded
         recorded[span_id] = True
         while len(recorded) > _RECORDED:
-            recorded.pop(next(iter(recorded), 0), None)
+            recorded.popitem(last=False)
 
     def span_run(self, span_id: int) -> Run | None:
         """The run of a live span, or of the call that a boundary made it for."""
@@ -756,11 +760,16 @@ class Recorder:
             time.sleep(0.01)
 
     def span_row(self, run: Run, row: Mapping[str, object]) -> None:
-        """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it."""
+        """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it. One that comes when its
+        run is over belongs to the run that goes on for it, and is counted as lost where there is none."""
         try:
+            while run.closed and run.next is not None:
+                run = run.next
             with run.lock:
                 if run.journal is not None and not run.closed:
                     run.journal.row("spans", row)
+                else:
+                    run.lost("spans that came after their run was over")
         except Exception as error:
             self.fault("recording a span", error, run)
 

@@ -157,7 +157,7 @@ class Run:
         try:
             head, start = self.recorder.head(self), self._start()
             journal = Journal(self.target, fsync=self.recorder.settings.fsync)
-            journal.record(head)
+            journal.introduce(head)
             journal.record(start)
         except Exception as error:
             self.broken = True

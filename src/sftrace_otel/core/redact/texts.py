@@ -43,7 +43,7 @@ _TO_RUNS = bytes(byte in _RUN_CHARS for byte in range(256))
 _TO_BASE64 = bytes(byte in _RUN_CHARS + b"+/" for byte in range(256))
 _RUN = b"\1" * 15
 _NOTED = b"\2"
-_CLASSES = bytes(2 if byte in b'=:@<"' else byte in _RUN_CHARS for byte in range(256))
+_CLASSES = bytes(2 if byte in b'=:@<"-_' else byte in _RUN_CHARS for byte in range(256))
 _BASE64_RUN = b"\1" * 24
 _SCHEMES = re.compile(rb"b(?:earer|asic)[\s\x1c-\x1f%+\\\xc2\xe1\xe2\xe3]")
 _JSON_STARTS = ("{", "[", " ", "\n", "\r", "\t")
@@ -120,7 +120,7 @@ class TextRules:
     def _is_quiet(self, data: bytes) -> bool:
         """Whether no rule can find anything in `data`, by what takes next to no time; most texts pass."""
         mask = data.translate(_CLASSES)
-        if _NOTED in mask or _RUN in mask or b"-" in data or b"_" in data:
+        if _NOTED in mask or _RUN in mask:
             return False
         if _SCHEMES.search(data.lower()) is not None:
             return False
