@@ -25,11 +25,6 @@ from sftrace_otel.instrumentation import tracing
 Run = Callable[..., Any]
 server = sys.modules["llm_server"]
 
-pytestmark = [  # agents leave clients open
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 ASK: dict[str, Any] = {"model": "claude-9", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]}
 MESSAGE: dict[str, Any] = {
     "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-9-001",
@@ -75,15 +70,21 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def client(llm_server: Any) -> Callable[..., Anthropic]:
-    return lambda **options: Anthropic(base_url=llm_server.url, max_retries=options.pop("max_retries", 0), **options)
+def client(llm_server: Any) -> Iterator[Callable[..., Anthropic]]:
+    made: list[Anthropic] = []
+
+    def make(max_retries: int = 0) -> Anthropic:
+        made.append(Anthropic(base_url=llm_server.url, max_retries=max_retries))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
 
 
 @pytest.fixture
 def aclient(llm_server: Any) -> Callable[..., AsyncAnthropic]:
-    return lambda **options: AsyncAnthropic(
-        base_url=llm_server.url, max_retries=options.pop("max_retries", 0), **options
-    )
+    return lambda: AsyncAnthropic(base_url=llm_server.url, max_retries=0)
 
 
 @pytest.fixture
@@ -321,7 +322,7 @@ def broken(client: Anthropic) -> Any:
 async def abroken(client: AsyncAnthropic) -> Any:
     seen = []
     try:
-        async with client.messages.stream(**ASK) as stream:
+        async with client, client.messages.stream(**ASK) as stream:
             async for part in stream.text_stream:
                 seen.append(part)
     except anthropic.APIStatusError as error:
@@ -471,15 +472,14 @@ def test_the_same_call_with_and_without_the_sdk_replays_either_way(
 
 def test_a_client_for_vertex(recorded: Run, frozen: Run, llm_server: Any, read: Run) -> None:
     def program() -> Any:
-        vertex = anthropic.AnthropicVertex(
+        with anthropic.AnthropicVertex(
             base_url=llm_server.url, region="here", project_id="p", access_token="t", max_retries=0
-        )
-        beta = vertex.beta.messages.create(**ASK).to_dict()
-        return [
-            vertex.messages.create(**ASK).to_dict(),
-            [e.type for e in vertex.messages.create(**ASK, stream=True)],
-            beta,
-        ]
+        ) as vertex:
+            return [
+                vertex.beta.messages.create(**ASK).to_dict(),
+                vertex.messages.create(**ASK).to_dict(),
+                [event.type for event in vertex.messages.create(**ASK, stream=True)],
+            ]
 
     llm_server.replies.extend([server.whole(MESSAGE), server.whole(MESSAGE), server.named_events(*EVENTS)])
     want = recorded(program)
@@ -493,8 +493,10 @@ def test_a_client_for_vertex(recorded: Run, frozen: Run, llm_server: Any, read: 
 
 def test_a_client_for_bedrock_makes_http_calls(recorded: Run, frozen: Run, llm_server: Any, read: Run) -> None:
     def program() -> Any:
-        bedrock = anthropic.AnthropicBedrock(base_url=llm_server.url, api_key="k", aws_region="here", max_retries=0)
-        return bedrock.messages.create(**ASK).to_dict()
+        with anthropic.AnthropicBedrock(
+            base_url=llm_server.url, api_key="k", aws_region="here", max_retries=0
+        ) as bedrock:
+            return bedrock.messages.create(**ASK).to_dict()
 
     llm_server.replies.append(server.whole(MESSAGE))
     want = recorded(program)

@@ -28,11 +28,6 @@ Run = Callable[..., Any]
 MODULES = [httpx, httpx2]
 server = sys.modules["llm_server"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
@@ -306,6 +301,25 @@ def test_the_span_is_a_genai_client_span_that_ends_with_the_body(
     request, response = requests_and_responses(read())
     assert found["sftrace.event.id"] == request.id
     assert (found["sftrace.input_hash"], found["sftrace.output_hash"]) == (request.input_hash, response.output_hash)
+
+
+def test_the_span_of_a_replayed_call_says_that_nothing_was_sent(
+    recorded: Run, frozen: Run, llm_server: Any, spans: InMemorySpanExporter
+) -> None:
+    case = CASES["anthropic-stream"]
+    llm_server.replies.append(case.reply)
+    recorded(post, httpx, llm_server.url + case.path, case.body)
+    spans.clear()
+    frozen(post, httpx, llm_server.url + case.path, case.body)
+    [span] = spans.get_finished_spans()
+    found = dict(span.attributes or {})
+    assert (span.name, found["sftrace.replay.served"], found["sftrace.replay.rung"]) == (case.span, True, "lineage")
+    assert case.attributes.items() <= found.items()
+    with pytest.raises(ReplayMismatchError):
+        frozen(post, httpx, llm_server.url + case.path, {**case.body, "messages": []})
+    missed = spans.get_finished_spans()[-1]
+    assert (missed.attributes or {})["error.type"] == "ReplayMismatchError"
+    assert "sftrace.replay.served" not in (missed.attributes or {})
 
 
 def test_a_body_of_another_shape_stays_an_http_call(recorded: Run, frozen: Run, llm_server: Any, read: Run) -> None:

@@ -105,6 +105,8 @@ def answer(replay: replaying.Active, head: Head, body: bytes) -> Answer | None:
     assert decision.call is not None
     if span.is_recording():
         span.set_attributes(replaying.marks(decision))
+        if decision.call.kind == "llm":
+            span.set_attributes(dialects.answered(asked.endpoint, decision.call.outcome.output).attributes)
     tracing.end_span(span)
     return answers_of(decision.call, framing=asked.framing, blob=replay.blob)[-1]
 
