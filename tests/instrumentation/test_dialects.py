@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftrace_otel.core.mapping import dialects, wire, wire_anthropic, wire_gemini, wire_ollama
@@ -270,6 +270,7 @@ def test_failures_that_an_answer_reports(output: Any, error: Any) -> None:
 
 # --- streams ----------------------------------------------------------------------------------------------------------
 
+quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 texts = st.text(max_size=20)
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | texts
@@ -332,24 +333,28 @@ completed = optional(
 )
 
 
+@quick
 @given(messages)
 def test_a_message_taken_apart_is_put_together_again(message: Any) -> None:
     stream = b"".join(wire_anthropic.stream_of(message, "sse"))
     assert wire_anthropic.assemble(stream, "sse") == message
 
 
+@quick
 @given(generated, st.sampled_from(["sse", "array"]))
 def test_generated_content_taken_apart_is_put_together_again(answer: Any, framing: str) -> None:
     stream = b"".join(wire_gemini.stream_of(answer, framing))
     assert wire_gemini.assemble(stream, framing) == answer
 
 
+@quick
 @given(chatted | completed)
 def test_an_answer_of_ollama_taken_apart_is_put_together_again(answer: Any) -> None:
     stream = b"".join(wire_ollama.stream_of(answer, "ndjson"))
     assert wire_ollama.assemble(stream, "ndjson") == answer
 
 
+@quick
 @given(st.text(max_size=40), st.data())
 def test_a_tool_input_in_any_pieces_is_exact(text: str, data: Any) -> None:
     """Joined tool-call argument strings are exact, even when they are no valid JSON."""
@@ -371,6 +376,7 @@ def test_a_tool_input_in_any_pieces_is_exact(text: str, data: Any) -> None:
         assert given_input == raw
 
 
+@quick
 @given(messages | generated | chatted, st.sampled_from(["sse", "ndjson", "array"]), st.data())
 def test_a_stream_cut_anywhere_still_gives_what_came(answer: Any, framing: str, data: Any) -> None:
     for dialect in (wire_anthropic, wire_gemini, wire_ollama):
