@@ -37,6 +37,7 @@ _BOUNDARIES = {
     "httpx2": ("httpx2 >= 2, < 3", "HTTP exchanges, as sent and received"),
     "urllib3": ("urllib3 >= 1.26, < 3", "HTTP exchanges, those of requests too"),
     "openai": ("openai >= 1.40, < 4", "chat completions, responses and embeddings, with and without streaming"),
+    "anthropic": ("anthropic >= 0.40, < 3", "messages, with and without streaming"),
 }
 _OUTSIDE = {
     "aiohttp": "its connections",
@@ -204,7 +205,7 @@ def _state(name: str, version: str | None, supported: str) -> str:
 
 def _patched() -> Iterable[str]:
     """What is wrapped in this process; a boundary that was never loaded has wrapped nothing."""
-    for name in ("httpx", "urllib3", "openai"):
+    for name in ("httpx", "urllib3", "openai", "anthropic"):
         boundary = sys.modules.get(f"sftrace_otel.instrumentation.{name}")
         if boundary is not None:
             yield from boundary.patched()

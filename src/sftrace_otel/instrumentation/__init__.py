@@ -14,20 +14,21 @@ __all__ = ["install", "uninstall"]
 
 def install(tools: Sequence[str] = ()) -> None:
     """Put every boundary on; libraries not imported yet are patched when they are. Twice is once."""
-    from sftrace_otel.instrumentation import httpx, openai, spawns, urllib3
+    from sftrace_otel.instrumentation import anthropic, httpx, openai, spawns, urllib3
     from sftrace_otel.instrumentation import tools as tool_boundary
 
     httpx.install()
     urllib3.install()
     openai.install()
+    anthropic.install()
     spawns.install()
     tool_boundary.install(tools)
 
 
 def uninstall() -> None:
     """Take every boundary off again."""
-    from sftrace_otel.instrumentation import httpx, openai, spawns, urllib3
+    from sftrace_otel.instrumentation import anthropic, httpx, openai, spawns, urllib3
     from sftrace_otel.instrumentation import tools as tool_boundary
 
-    for boundary in (tool_boundary, spawns, openai, urllib3, httpx):
+    for boundary in (tool_boundary, spawns, anthropic, openai, urllib3, httpx):
         boundary.uninstall()

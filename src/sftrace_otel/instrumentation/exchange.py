@@ -3,8 +3,8 @@
 
 Decision: bodies are teed as they are read; what was seen is put together once, when the body ends, however it ends. The
 client's own types go through untouched. An exchange below an SDK's LLM call is an attempt of that call; any other is a
-call of its own. Rejected: reading the body ahead to have it whole (it kills streaming), and one record per chunk (the
-body of a run that died mid-stream is not worth a write per token).
+call of its own, an LLM call where the request is one (`bare`). Rejected: reading the body ahead to have it whole (it
+kills streaming), and one record per chunk (the body of a run that died mid-stream is not worth a write per token).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sftrace_otel.core.mapping import http_name, wire
+from sftrace_otel.core.mapping import dialects, http_name
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope
 
@@ -94,12 +94,21 @@ class Exchange:
     """Records one attempt. Its methods never raise; `finish` counts once."""
 
     __slots__ = (
-        "_chunks", "_cut", "_done", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope", "_span", "_started",
-        "_status", "_upload_room", "call", "decoder", "head", "headers", "llm", "reason", "recorder", "sent", "version",
+        "_bare", "_chunks", "_cut", "_done", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope", "_span",
+        "_started", "_status", "_upload_room", "call", "decoder", "head", "headers", "llm", "reason", "recorder",
+        "sent", "version",
     )  # fmt: skip
 
-    def __init__(self, recorder: Recorder, head: Head, llm: LlmCall | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        head: Head,
+        llm: LlmCall | None,
+        bare: Callable[[Recorder, Head, bytes, Scope, str | None], LlmCall | None] | None = None,
+    ) -> None:
+        """`llm`: the call that this is an attempt of; `bare` makes one of a request that is an LLM call by itself."""
         self.recorder = recorder
+        self._bare = bare
         self.head = head
         self.llm = llm
         self.call: Call | None = None
@@ -134,6 +143,8 @@ class Exchange:
         """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
         self.sent = body
         try:
+            if self.llm is None and self._bare is not None:
+                self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
             if self.llm is not None:
                 self.call = self.llm.attempt(self.head, body)
                 self._number = self.llm.attempts - 1
@@ -248,9 +259,9 @@ class Exchange:
         length = header(self.headers, "content-length")
         if length.isdigit():
             return sum(map(len, self._raw)) == int(length)
-        if header(self.headers, "content-type").startswith("text/event-stream"):
-            return wire.complete_stream(body)
-        return self._status in (204, 304) or self.head.method == "HEAD"
+        if self._status in (204, 304) or self.head.method == "HEAD":
+            return True
+        return dialects.complete_stream(body, header(self.headers, "content-type"))
 
     def _decoded(self) -> tuple[bytes, list[list[int]], str | None]:
         """The body without its content-encoding, its chunks as [size, ns since the request], the encoding removed."""

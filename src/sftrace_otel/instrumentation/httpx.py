@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from sftrace_otel import recorder as recording
+from sftrace_otel.errors import ReplayExhaustedError
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.exchange import (
     LARGE,
@@ -346,9 +347,13 @@ class _AsyncTee:
     def __init__(self, inner: Any, exchange: Exchange) -> None:
         self._inner = inner
         self._exchange = exchange
+        self._read = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         exchange = self._exchange
+        if self._read:  # an SDK has what it wants, and empties the connection for its next request
+            await self._finish("closed")
+        self._read = True
         try:
             async for part in self._inner:
                 exchange.chunk(part)
@@ -417,14 +422,18 @@ def _serve(replay: replaying.Active, request: Any, body: Body, *, asynchronous: 
     answer = served_answer(replay, _head(request), body)
     if answer.cancelled and answer.status is None and asynchronous:
         return None
-    return _response(_module_of(request), request, answer, asynchronous)
+    return _response(replay, _module_of(request), request, answer, asynchronous)
 
 
-def _response(module: ModuleType, request: Any, answer: Answer, asynchronous: bool) -> Any:
+def _response(replay: replaying.Active, module: ModuleType, request: Any, answer: Answer, asynchronous: bool) -> Any:
     if answer.status is None:
         raise _transport_error(module, request, answer)
     kinds = _kinds(module)
-    failure = _transport_error(module, request, answer) if answer.exception else None
+    failure: Callable[[], BaseException] | None = None
+    if answer.exception:
+        failure = functools.partial(_transport_error, module, request, answer)
+    elif answer.left:
+        failure = functools.partial(_beyond, replay, request)
     if answer.cancelled and asynchronous:
         stream = kinds.aserved(answer.chunks, None, waits=True)
     else:
@@ -438,6 +447,17 @@ def _response(module: ModuleType, request: Any, answer: Answer, asynchronous: bo
             "reason_phrase": answer.reason.encode("ascii", "replace"),
         },
     )
+
+
+def _beyond(replay: replaying.Active, request: Any) -> BaseException:
+    """What a program gets that reads on where it had stopped reading; the replay stops."""
+    where = replay.policy.redact_url(str(request.url))
+    error = ReplayExhaustedError(
+        f"the answer of {request.method} {where} was closed after the part that was recorded, and the program asks for "
+        f"more; what comes next was never recorded"
+    )
+    replay.session.latch(error)
+    return error
 
 
 def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseException:
@@ -455,14 +475,14 @@ def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseEx
 class _Served:
     """Recorded chunks, then the recorded failure if there was one."""
 
-    def __init__(self, chunks: list[bytes], failure: BaseException | None) -> None:
+    def __init__(self, chunks: list[bytes], failure: Callable[[], BaseException] | None) -> None:
         self._chunks = chunks
         self._failure = failure
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self._chunks
         if self._failure is not None:
-            raise self._failure
+            raise self._failure()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -471,18 +491,24 @@ class _Served:
 class _AsyncServed:
     """As `_Served`, for async clients. `waits`: it was cancelled while it was read, and waits for that again."""
 
-    def __init__(self, chunks: list[bytes], failure: BaseException | None, *, waits: bool = False) -> None:
+    def __init__(
+        self, chunks: list[bytes], failure: Callable[[], BaseException] | None, *, waits: bool = False
+    ) -> None:
         self._chunks = chunks
         self._failure = failure
         self._waits = waits
+        self._read = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._read:  # as when it was recorded: whoever comes a second time only empties the connection
+            return
+        self._read = True
         for chunk in self._chunks:
             yield chunk
         if self._waits:
             await asyncio.get_running_loop().create_future()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure()
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -13,7 +13,7 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.mapping import dialects, wire
 from sftrace_otel.core.prepare import restore
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.formats import canonical
@@ -38,9 +38,12 @@ def give_back(call: RecordedCall) -> object:
 
 
 class Answer:
-    """One attempt's answer: a head and chunks, or an exception of the transport, or both."""
+    """One attempt's answer: a head and chunks, or an exception of the transport, or both.
 
-    __slots__ = ("cancelled", "chunks", "exception", "headers", "reason", "status", "version")
+    `left`: the program stopped reading it before its end.
+    """
+
+    __slots__ = ("cancelled", "chunks", "exception", "headers", "left", "reason", "status", "version")
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Answer:
         version: str = "HTTP/1.1",
         exception: Mapping[str, Any] | None = None,
         cancelled: bool = False,
+        left: bool = False,
         same_body: bool = False,
     ) -> None:
         self.status = status
@@ -59,6 +63,7 @@ class Answer:
             (str(key), str(value)) for key, value in headers if same_body or not described_encoding(str(key))
         ]
         self.cancelled = cancelled
+        self.left = left
         self.chunks = chunks
         self.reason = reason
         self.version = version
@@ -74,12 +79,39 @@ _STATUS = {
     "UnprocessableEntityError": 422,
     "RateLimitError": 429,
     "InternalServerError": 500,
+    "RequestTooLargeError": 413,
+    "ServiceUnavailableError": 503,
+    "OverloadedError": 529,
+    "DeadlineExceededError": 504,
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
 }
+"""HTTP status by the class that an SDK raises, and by the word of the service (Anthropic's, Google's)."""
+_ERROR_MEMBERS = frozenset({"error", "type", "request_id"})
 _TRANSPORT = {"APITimeoutError": "ReadTimeout", "APIConnectionError": "ConnectError"}
 
 
-def answers_of(call: RecordedCall, *, stream: bool, blob: Any) -> list[Answer]:
-    """The answers of a call's attempts in order, from its wire rows, or made from its semantic answer without them."""
+def answers_of(call: RecordedCall, *, framing: str, blob: Any) -> list[Answer]:
+    """The answers of a call's attempts in order, from its wire rows, or made from its semantic answer without them.
+
+    `framing`: how the answer is asked to be streamed, as of `core.mapping.dialects.Inference`; "" where it is not.
+    """
     rows = [row for row in call.outcome.wire if isinstance(row, Mapping)]
     if rows:
         answers = [_from_row(row, blob) for row in sorted(rows, key=lambda row: row.get("attempt", 0))]
@@ -87,7 +119,7 @@ def answers_of(call: RecordedCall, *, stream: bool, blob: Any) -> list[Answer]:
             answer.headers = [pair for pair in answer.headers if not pair[0].startswith("retry-after")]
             answer.headers.append(("retry-after-ms", "1"))
         return answers
-    return [_from_meaning(call, stream)]
+    return [_from_meaning(call, framing)]
 
 
 def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
@@ -106,6 +138,7 @@ def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
         version=str(row.get("http_version") or "HTTP/1.1"),
         exception=exception,
         cancelled=row.get("end") == "cancelled",
+        left=row.get("end") in ("closed", "abandoned"),
         same_body=not row.get("encoding_removed") and not row.get("redacted"),
     )
 
@@ -121,17 +154,21 @@ def _split(data: bytes, chunks: object) -> Iterator[bytes]:
         yield data[at:]
 
 
-def _from_meaning(call: RecordedCall, stream: bool) -> Answer:
+def _from_meaning(call: RecordedCall, framing: str) -> Answer:
     outcome = call.outcome
-    if outcome.status == "error":
+    if outcome.status == "error" and not (framing and _is_part(outcome.output)):
         return _error_answer(call)
     if call.kind == "http":
         return _http_answer(outcome.output)
-    headers = [["content-type", "application/json"]]
-    if stream:
-        chunks = list(wire.stream_of(call.method or "", outcome.output))
-        return Answer(200, [["content-type", "text/event-stream"]], chunks, reason="OK")
-    return Answer(200, headers, [canonical.dumps(outcome.output)], reason="OK")
+    if framing:
+        media, chunks = dialects.stream_of(call.method, outcome.output, framing)
+        return Answer(200, [["content-type", media]], list(chunks), reason="OK")
+    return Answer(200, [["content-type", "application/json"]], [canonical.dumps(outcome.output)], reason="OK")
+
+
+def _is_part(output: object) -> bool:
+    """Whether a failed call's output is an answer as far as it came, with the error that its stream ended with."""
+    return isinstance(output, Mapping) and "error" in output and not output.keys() <= _ERROR_MEMBERS
 
 
 def _error_answer(call: RecordedCall) -> Answer:
@@ -147,8 +184,9 @@ def _error_answer(call: RecordedCall) -> Answer:
             [],
             exception={"module": recorded.get("module"), "qualname": transport or kind, "message": message},
         )
-    status = _STATUS.get(kind, 500)
-    body = canonical.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
+    status = int(kind) if kind.isdecimal() and 400 <= int(kind) < 600 else _STATUS.get(kind, 500)
+    told = outcome.output if wire.failure_of(outcome.output) else None
+    body = canonical.dumps(told if told is not None else dialects.error_body(call.method, kind, message))
     return Answer(status, [["content-type", "application/json"], ["x-should-retry", "false"]], [body])
 
 

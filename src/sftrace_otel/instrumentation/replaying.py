@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sftrace_otel import recorder
+from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.session import Decision, LiveCall, Session
 from sftrace_otel.errors import ReplayError
@@ -20,7 +22,10 @@ from sftrace_otel.instrumentation import guard
 if TYPE_CHECKING:
     from sftrace_otel.core.redact import RedactionPolicy
 
-__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate"]
+__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_sdk"]
+
+in_sdk: ContextVar[bool] = ContextVar("sftrace_in_sdk", default=False)
+"""Whether an SDK that may catch a replay error and try again is around: then `ReplayStop` carries it through."""
 
 
 class ReplayStop(BaseException):
@@ -40,6 +45,18 @@ class Active:
         self.blob = blob
         self.output: Prepared | None = None
         self.failure: BaseException | None = None
+        self._holds_bare: bool | None = None
+
+    @property
+    def holds_bare(self) -> bool:
+        """Whether an HTTP call of the recording has the URL of an LLM endpoint: so versions before this one recorded
+        what bare HTTP clients asked of one."""
+        if self._holds_bare is None:
+            self._holds_bare = any(
+                call.kind == "http" and dialects.endpoint_of(*call.name.split(" ", 2)[1:]) is not None
+                for call in self.session.calls
+            )
+        return self._holds_bare
 
     def prepare(self, value: object, serializer: Callable[[object], object] | None = None) -> Prepared:
         """A live payload as the recorder would have prepared it."""
@@ -55,20 +72,20 @@ class Active:
         provider: str | None = None,
         model: str | None = None,
         method: str | None = None,
+        otherwise: LiveCall | None = None,
     ) -> Decision:
-        """Ask the session. Raises a ReplayError, latched, for a call that is not in the recording."""
-        return self.session.decide(
-            LiveCall(
-                kind=kind,
-                name=name,
-                provider=provider,
-                model=model,
-                method=method,
-                payload=prepared.value,
-                lineage=lineage,
-                digest=prepared.digest,
-            )
+        """Ask the session. Raises a ReplayError, latched, for a call that the recording has in neither form."""
+        live = LiveCall(
+            kind=kind,
+            name=name,
+            provider=provider,
+            model=model,
+            method=method,
+            payload=prepared.value,
+            lineage=lineage,
+            digest=prepared.digest,
         )
+        return self.session.decide(live, otherwise)
 
 
 _active: Active | None = None

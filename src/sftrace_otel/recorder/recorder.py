@@ -24,6 +24,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextvars import ContextVar
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -33,7 +34,9 @@ from sftrace_otel.bundle.disk import Budget
 from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Journal, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
+from sftrace_otel.core.prices import Prices
 from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.errors import SettingsError
 from sftrace_otel.formats import Json
 from sftrace_otel.formats.sftrace import is_inner_name
 from sftrace_otel.recorder.bodies import clean_body, moved_chunks, stored_body
@@ -111,6 +114,7 @@ class Recorder:
         self._closing = False
         self.max_run_bytes = settings.max_run_mb << 20
         self.has_content = settings.capture == "full"
+        self._prices = _prices_of(settings)
         self.folder = absolute(settings.dir)
         self._budget = Budget(self.folder, settings.max_disk_mb << 20)
         self._budget_lock = threading.Lock()
@@ -402,10 +406,14 @@ class Recorder:
         error: Mapping[str, Any] | None = None,
         model: str | None = None,
         tokens: tuple[int | None, int | None, int | None] = (None, None, None),
+        cached: int | None = None,
         extra: Mapping[str, object] | None = None,
         at: tuple[int, int] | None = None,
     ) -> str | None:
-        """Journal the end of a call, once: an output, an `error` (`describe_error`), or both. Gives the output hash."""
+        """Journal the end of a call, once: an output, an `error` (`describe_error`), or both. Gives the output hash.
+
+        `tokens` are (prompt, completion, total), `cached` those of the prompt that came from the provider's cache.
+        """
         if call is None or call.ended:
             return None
         call.ended = True
@@ -439,6 +447,7 @@ class Recorder:
                         tags=payload.tags if payload is not None else {},
                         extra=dict(extra) if extra else {},
                         cut=payload.truncated if payload is not None else False,
+                        cost=self._cost(call, model, tokens, cached),
                     )
                 )
             if self._notices:
@@ -449,6 +458,13 @@ class Recorder:
         except Exception as fault:
             self.fault("recording a result", fault, run)
             return None
+
+    def _cost(
+        self, call: Call, model: str | None, tokens: tuple[int | None, int | None, int | None], cached: int | None
+    ) -> Decimal | None:
+        if not self._prices or call.kind != "llm":
+            return None
+        return self._prices.cost((model, call.model), prompt=tokens[0], completion=tokens[1], cached=cached)
 
     def fail(
         self,
@@ -975,6 +991,18 @@ class Recorder:
     def say(self, line: str) -> None:
         if not self.settings.quiet:
             _written(lambda: self.notify(line))
+
+
+def _prices_of(settings: Settings) -> Prices:
+    """The price table that the settings name; one that cannot be used is one log line, and nothing has a cost."""
+    if settings.prices is None:
+        return Prices()
+    try:
+        return Prices.from_json(settings.prices.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        why = str(error) if isinstance(error, SettingsError) else _kind_of(error)
+        _log.error("OTEL_SFTRACE_PRICES=%s cannot be used (%s); no call has a cost", settings.prices, why)
+        return Prices()
 
 
 def absolute(path: Path) -> Path:
