@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,7 +79,7 @@ def server_module() -> Any:
 
 
 @pytest.fixture
-def exact(recorded: Callable[..., Any], frozen: Callable[..., Any], openai_server: Any) -> Callable[..., Any]:
+def exact(recorded: Callable[..., Any], frozen: Callable[..., Any], openai_server: Any) -> Iterator[Callable[..., Any]]:
     """`exact(program, *args)` records `program`, stops the server, replays it frozen: the same result, or it fails.
 
     Results are compared as values and by their types.
@@ -92,7 +93,8 @@ def exact(recorded: Callable[..., Any], frozen: Callable[..., Any], openai_serve
         assert len(openai_server.requests) == received
         return want
 
-    return run
+    yield run
+    gc.collect()  # what the program left open is this test's affair
 
 
 def _typed(value: Any) -> Any:
