@@ -197,6 +197,8 @@ class Exchange:
         self.reason = reason
         self.version = version
         self.headers = headers
+        if self.call is not None:
+            self.call.run.streams.add(self)
 
     def chunk(self, data: bytes) -> None:
         """A part of the answer's body was read by the program."""
@@ -222,6 +224,8 @@ class Exchange:
         if self._done:
             return
         self._done = True
+        if self.call is not None:
+            self.call.run.streams.discard(self)
         try:
             self._finish(end, error)
         except Exception as fault:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from sftrace_otel.core.mapping import wire
-from sftrace_otel.instrumentation.sdk import Sdk
+from sftrace_otel.instrumentation.sdk import Sdk, address_of
 
 __all__ = ["install", "patched", "uninstall"]
 
 
 def _provider(client: Any) -> str:
     azure = any(kind.__name__ == "BaseAzureClient" for kind in type(client).__mro__)
-    return wire.provider_of(client.base_url.host, azure=azure)
+    return wire.provider_of(address_of(client)[0], azure=azure)
 
 
 _sdk = Sdk("openai", "sftrace_otel.openai", _provider)

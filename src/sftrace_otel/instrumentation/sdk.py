@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping import dialects
@@ -23,7 +24,7 @@ from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall, attributes_
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.recorder import current_scope
 
-__all__ = ["Sdk"]
+__all__ = ["Sdk", "address_of"]
 
 _log = logging.getLogger("sftrace_otel")
 
@@ -107,25 +108,31 @@ class Sdk:
             provider = None if endpoint is None else self._provider(client)
             if endpoint is None or provider is None:
                 return None
-            base = client.base_url
+            host, port = address_of(client)
             body: dict[str, Any] = {}
             for part in (options.json_data, options.extra_json):
                 body.update(part if isinstance(part, Mapping) else {})
-            attributes = attributes_of(endpoint, body, provider, base.host, base.port)
+            attributes = attributes_of(endpoint, body, provider, host, port)
             name = f"{endpoint.operation} {attributes.get('gen_ai.request.model', '')}".rstrip()
             if replay is not None:
                 attributes["sftrace.replay.active"] = True
             span = tracing.start_span(self._scope, name, tracing.CLIENT, attributes)
             if replay is not None:
-                return _Boundary(ServedLlmCall(replay, endpoint, provider, base.host, span, current_scope()))
+                return _Boundary(ServedLlmCall(replay, endpoint, provider, host, span, current_scope()))
             assert recorder is not None
-            return _Boundary(LlmCall(recorder, endpoint, provider, base.host, span, current_scope()))
+            return _Boundary(LlmCall(recorder, endpoint, provider, host, span, current_scope()))
         except Exception as error:
             if replay is not None:
                 raise
             if recorder is not None:
                 recorder.fault("recording an LLM call", error)
             return None
+
+
+def address_of(client: Any) -> tuple[str, int | None]:
+    """Host and port that a client's calls go to, the host spelled as in the URLs of its requests."""
+    base = urlsplit(str(client.base_url))
+    return base.hostname or "", base.port
 
 
 def _carried(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

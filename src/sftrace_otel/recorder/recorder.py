@@ -801,6 +801,8 @@ class Recorder:
         return self._close_one(run, failure)
 
     def _close_one(self, run: Run, failure: tuple[str, str] | None = None) -> Path | None:
+        for stream in list(run.streams):  # left by a `break`, and not collected yet
+            stream.finish("abandoned")
         with run.lock:
             if run.closed:
                 return run.path

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -46,6 +46,13 @@ class Call:
         self.attempts = 0
         self.began = 0
         self.ended = False
+
+
+class Stream(Protocol):
+    """An answer that is being read."""
+
+    def finish(self, end: str) -> None:
+        """It is over; only the first call counts."""
 
 
 class NoLongerRecords(OSError):
@@ -87,6 +94,8 @@ class Run:
         self.wire_calls = 0
         self.refs: set[int] = set()
         self.spans: set[int] = set()
+        self.streams: set[Stream] = set()
+        """Answers that are still being read; what was read of them until the run ends is recorded then."""
         self._target = target
         self._name: str | None = None
         self._seen = bytearray()
