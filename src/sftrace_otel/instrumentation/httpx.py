@@ -449,7 +449,8 @@ def _serve(replay: replaying.Active, request: Any, body: _Body, *, asynchronous:
         raise body.error
     if answer.cancelled and answer.status is None and asynchronous:
         return None
-    return _response(_module_of(request), request, answer, asynchronous)
+    left = call_name(head, replay.policy) if answer.left else None
+    return _response(_module_of(request), request, answer, asynchronous, left)
 
 
 def _serve_http(replay: replaying.Active, head: Head, body: bytes) -> Answer:
@@ -462,15 +463,15 @@ def _serve_http(replay: replaying.Active, head: Head, body: bytes) -> Answer:
     return answers_of(decision.call, stream=stream, blob=replay.blob)[0]
 
 
-def _response(module: ModuleType, request: Any, answer: Answer, asynchronous: bool) -> Any:
+def _response(module: ModuleType, request: Any, answer: Answer, asynchronous: bool, left: str | None) -> Any:
     if answer.status is None:
         raise _transport_error(module, request, answer)
     kinds = _kinds(module)
     failure = _transport_error(module, request, answer) if answer.exception else None
     if answer.cancelled and asynchronous:
-        stream = kinds.aserved(answer.chunks, None, waits=True)
+        stream = kinds.aserved(answer.chunks, None, None, waits=True)
     else:
-        stream = (kinds.aserved if asynchronous else kinds.served)(answer.chunks, failure)
+        stream = (kinds.aserved if asynchronous else kinds.served)(answer.chunks, failure, left)
     return module.Response(
         answer.status,
         headers=[(key.encode("utf-8"), value.encode("utf-8")) for key, value in answer.headers],
@@ -499,16 +500,19 @@ def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseEx
 
 
 class _Served:
-    """Recorded chunks, then the recorded failure if there was one."""
+    """Recorded chunks, then the recorded failure if there was one. `left`: the call, if its answer was not read on."""
 
-    def __init__(self, chunks: list[bytes], failure: BaseException | None) -> None:
+    def __init__(self, chunks: list[bytes], failure: BaseException | None, left: str | None) -> None:
         self._chunks = chunks
         self._failure = failure
+        self._left = left
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self._chunks
         if self._failure is not None:
             raise self._failure
+        if self._left is not None:
+            raise replaying.read_beyond(self._left)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -517,9 +521,12 @@ class _Served:
 class _AsyncServed:
     """As `_Served`, for async clients. `waits`: it was cancelled while it was read, and waits for that again."""
 
-    def __init__(self, chunks: list[bytes], failure: BaseException | None, *, waits: bool = False) -> None:
+    def __init__(
+        self, chunks: list[bytes], failure: BaseException | None, left: str | None, *, waits: bool = False
+    ) -> None:
         self._chunks = chunks
         self._failure = failure
+        self._left = left
         self._waits = waits
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -529,6 +536,8 @@ class _AsyncServed:
             await asyncio.get_running_loop().create_future()
         if self._failure is not None:
             raise self._failure
+        if self._left is not None:
+            raise replaying.read_beyond(self._left)
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -38,9 +38,12 @@ def give_back(call: RecordedCall) -> object:
 
 
 class Answer:
-    """One attempt's answer: a head and chunks, or an exception of the transport, or both."""
+    """One attempt's answer: a head and chunks, or an exception of the transport, or both.
 
-    __slots__ = ("cancelled", "chunks", "exception", "headers", "reason", "status", "version")
+    `left`: the recorded program did not read it to its end, so what follows the chunks is not known.
+    """
+
+    __slots__ = ("cancelled", "chunks", "exception", "headers", "left", "reason", "status", "version")
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Answer:
         version: str = "HTTP/1.1",
         exception: Mapping[str, Any] | None = None,
         cancelled: bool = False,
+        left: bool = False,
         same_body: bool = False,
     ) -> None:
         self.status = status
@@ -60,6 +64,7 @@ class Answer:
         ]
         self.cancelled = cancelled
         self.chunks = chunks
+        self.left = left
         self.reason = reason
         self.version = version
         self.exception = exception
@@ -106,6 +111,7 @@ def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
         version=str(row.get("http_version") or "HTTP/1.1"),
         exception=exception,
         cancelled=row.get("end") == "cancelled",
+        left=row.get("end") in ("closed", "abandoned"),
         same_body=not row.get("encoding_removed") and not row.get("redacted"),
     )
 
