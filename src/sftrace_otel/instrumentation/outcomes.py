@@ -110,10 +110,15 @@ def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
         reason=str(row.get("reason") or ""),
         version=str(row.get("http_version") or "HTTP/1.1"),
         exception=exception,
-        cancelled=row.get("end") == "cancelled",
-        left=row.get("end") in ("closed", "abandoned"),
+        cancelled=row.get("end") == "cancelled" and _by_task(row.get("exception")),
+        left=row.get("end") in ("closed", "abandoned", "cut"),
         same_body=not row.get("encoding_removed") and not row.get("redacted"),
     )
+
+
+def _by_task(exception: object) -> bool:
+    """Whether a task was cancelled, which is waited for again; an interrupt or exit is raised again."""
+    return not isinstance(exception, Mapping) or exception.get("qualname") == "CancelledError"
 
 
 def _split(data: bytes, chunks: object) -> Iterator[bytes]:
