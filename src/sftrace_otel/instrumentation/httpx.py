@@ -38,7 +38,7 @@ from sftrace_otel.instrumentation.exchange import (
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
 from sftrace_otel.instrumentation.outcomes import Answer, answers_of
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.recorder import Recorder, current_scope
+from sftrace_otel.recorder import Recorder, current_scope, how_ended
 
 if TYPE_CHECKING:
     from sftrace_otel.formats.sidecars import Recorded
@@ -337,7 +337,7 @@ class _Tee:
             exchange.finish("closed")
             raise
         except BaseException as error:
-            exchange.finish(_how(error), error)
+            exchange.finish(how_ended(error), error)
             raise
         exchange.finish("finished")
 
@@ -368,7 +368,7 @@ class _AsyncTee:
             exchange.finish("closed")
             raise
         except BaseException as error:
-            exchange.finish(_how(error), error)
+            exchange.finish(how_ended(error), error)
             raise
         await self._finish("finished")
 
@@ -389,10 +389,6 @@ class _AsyncTee:
 
     def __del__(self) -> None:
         self._exchange.finish("abandoned")
-
-
-def _how(error: BaseException) -> str:
-    return "cancelled" if type(error).__name__ == "CancelledError" else "failed"
 
 
 # --- replaying --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -46,6 +46,13 @@ class Call:
         self.attempts = 0
         self.began = 0
         self.ended = False
+
+
+class Reading(Protocol):
+    """An answer that the program is still reading."""
+
+    def cut(self) -> None:
+        """The run ends: keep what came so far. Never raises."""
 
 
 class NoLongerRecords(OSError):
@@ -87,6 +94,7 @@ class Run:
         self.wire_calls = 0
         self.refs: set[int] = set()
         self.spans: set[int] = set()
+        self.reading: set[Reading] = set()
         self._target = target
         self._name: str | None = None
         self._seen = bytearray()
