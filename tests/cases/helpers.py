@@ -104,8 +104,9 @@ def events(path: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 def calls(path: Path, kind: str | None = None) -> list[Any]:
-    """The rows of `calls.jsonl`."""
-    return [row for row in open_bundle(path).calls if kind is None or row["kind"] == kind]
+    """The rows of `calls.jsonl`, in the order in which the calls began."""
+    rows = [row for row in open_bundle(path).calls if kind is None or row["kind"] == kind]
+    return sorted(rows, key=lambda row: int(row["call"]))
 
 
 def ends(path: Path, kind: str | None = None) -> list[str]:

@@ -274,6 +274,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._response(body)
         elif received.path.endswith("/moderations"):
             self._json({"id": "modr-1", "model": "m-1", "results": []})
+        elif not received.path.endswith("/chat/completions"):
+            choice = {"index": 0, "text": "a text", "finish_reason": "stop", "logprobs": None}
+            whole = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m-1", "usage": USAGE}
+            self._json({**whole, "choices": [choice]})
         elif body["messages"][-1].get("content") == "BOOM":
             self._send(400, b'{"error": {"message": "bad prompt", "type": "invalid_request_error"}}')
         elif body.get("stream"):
@@ -303,7 +307,9 @@ class _Handler(BaseHTTPRequestHandler):
         yield b"data: [DONE]\n\n"
 
     def _response(self, body: Mapping[str, Any]) -> None:
-        text = {"type": "output_text", "text": "hi there", "annotations": []}
+        wanted = ((body.get("text") or {}).get("format") or {}).get("type")
+        words = ('{"name": "fair", ', '"day": 5}') if wanted == "json_schema" else ("hi ", "there")
+        text = {"type": "output_text", "text": "".join(words), "annotations": []}
         message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [text]}
         whole = {
             "id": "resp_1", "object": "response", "created_at": 1, "model": "m-1", "status": "completed",
@@ -322,9 +328,8 @@ class _Handler(BaseHTTPRequestHandler):
             {"type": "response.created", "response": empty},
             {"type": "response.output_item.added", "output_index": 0, "item": open_message},
             {"type": "response.content_part.added", **at, "part": {**text, "text": ""}},
-            {"type": "response.output_text.delta", **at, "delta": "hi ", "logprobs": []},
-            {"type": "response.output_text.delta", **at, "delta": "there", "logprobs": []},
-            {"type": "response.output_text.done", **at, "text": "hi there", "logprobs": []},
+            *({"type": "response.output_text.delta", **at, "delta": word, "logprobs": []} for word in words),
+            {"type": "response.output_text.done", **at, "text": "".join(words), "logprobs": []},
             {"type": "response.content_part.done", **at, "part": text},
             {"type": "response.output_item.done", "output_index": 0, "item": message},
             {"type": "response.completed", "response": whole},
@@ -389,6 +394,10 @@ class _Handler(BaseHTTPRequestHandler):
 
         self._stream(parts())
 
+    def _page_wait(self, received: Received, number: int) -> None:
+        self._wait()
+        self._send(200, b'{"ok": true}')
+
     def _page_login(self, received: Received, number: int) -> None:
         token = received.query.partition("=")[2] or "t"
         answer = {"access_token": token, "expires_in": 3600, "token_type": "bearer"}
@@ -415,6 +424,7 @@ _PAGES: dict[str, Callable[[_Handler, Received, int], None]] = {
     "/redirect": _Handler._page_redirect,
     "/sse": _Handler._page_sse,
     "/slow-sse": _Handler._page_gated,
+    "/wait": _Handler._page_wait,
     "/login": _Handler._page_login,
     "/large": _Handler._page_large,
     "/204": _Handler._page_empty,
