@@ -636,6 +636,10 @@ def test_b10_tools_in_threads_and_tasks_land_in_their_run(p: Path, provider: Tra
         async with asyncio.TaskGroup() as group:
             group.create_task(one(15))
 
+    async def aside() -> None:
+        await asyncio.gather(asyncio.to_thread(same, 16), asyncio.to_thread(same, 17))
+        same(18)
+
     with rec(p), tracer.start_as_current_span("turn"):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(same, range(8)))
@@ -645,9 +649,12 @@ def test_b10_tools_in_threads_and_tasks_land_in_their_run(p: Path, provider: Tra
         for thread in threads:
             thread.join()
         asyncio.run(loop())
+        threaded = threading.Thread(target=lambda: asyncio.run(aside()))  # an event loop in a thread
+        threaded.start()
+        threaded.join()
     found = events(p, "tool_call")
     (root,) = events(p, "run_start")
-    assert sorted(event["input"]["i"] for event in found) == list(range(16))
+    assert sorted(event["input"]["i"] for event in found) == list(range(19))
     assert {event["run_id"] for event in found} == {root["run_id"]}
     assert {event["parent_id"] for event in found} == {root["id"]}
 
