@@ -41,6 +41,7 @@ case_helpers = _load("case_helpers", HERE / "helpers.py")
 def _nothing_active(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OTEL_SFTRACE_QUIET", "true")
+    monkeypatch.setenv("OTEL_SFTRACE_FSYNC", "never")  # hundreds of small bundles; flushing is tested with the bundle
     recorder.restart_lineage()
     guard.forget_connections()
     yield
