@@ -226,15 +226,16 @@ def _call_row(begin: Begin, end: End | None, closing: Closing, counts: Counts) -
         row.span = "absent" if scope is None else "recorded"
     if scope is not None:
         row.scope = scope
-    if begin.cut or (end is not None and end.cut):
+    extra = end.extra if end is not None else {}
+    if (begin.cut or (end is not None and end.cut)) and "truncated" not in extra:
         row.truncated = True
     if begin.tags or (end is not None and end.tags):
         row.tags = _tags(begin, end)
     if end is not None and end.error is not None:
         row.exception = {key: end.error[key] for key in _EXCEPTION if key in end.error}
     line = encode(row)
-    if end is not None and end.extra:
-        line = line[:-1] + b"," + encode(end.extra)[1:]
+    if extra:
+        line = line[:-1] + b"," + encode(extra)[1:]
     return line + b"\n"
 
 

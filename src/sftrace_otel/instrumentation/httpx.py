@@ -20,13 +20,13 @@ from types import ModuleType
 from typing import Any
 
 from sftrace_otel import recorder as recording
-from sftrace_otel.errors import ReplayExhaustedError
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.exchange import (
     LARGE,
     Exchange,
     Head,
     Pairs,
+    call_name,
     unpacked,
 )
 from sftrace_otel.instrumentation.outcomes import Answer
@@ -35,12 +35,11 @@ from sftrace_otel.instrumentation.serving import (
     Body,
     exchange_of,
     in_thread,
-    manner_of,
     recorded_error,
     sends_unseen,
     served_answer,
 )
-from sftrace_otel.recorder import Recorder
+from sftrace_otel.recorder import Recorder, how_ended
 
 __all__ = ["install", "patched", "uninstall"]
 
@@ -327,7 +326,7 @@ class _Tee:
             exchange.finish("closed")
             raise
         except BaseException as error:
-            exchange.finish(manner_of(error), error)
+            exchange.finish(how_ended(error), error)
             raise
         exchange.finish("finished")
 
@@ -362,7 +361,7 @@ class _AsyncTee:
             exchange.finish("closed")
             raise
         except BaseException as error:
-            exchange.finish(manner_of(error), error)
+            exchange.finish(how_ended(error), error)
             raise
         await self._finish("finished")
 
@@ -433,7 +432,7 @@ def _response(replay: replaying.Active, module: ModuleType, request: Any, answer
     if answer.exception:
         failure = functools.partial(_transport_error, module, request, answer)
     elif answer.left:
-        failure = functools.partial(_beyond, replay, request)
+        failure = functools.partial(replaying.read_beyond, call_name(_head(request), replay.policy))
     if answer.cancelled and asynchronous:
         stream = kinds.aserved(answer.chunks, None, waits=True)
     else:
@@ -449,17 +448,6 @@ def _response(replay: replaying.Active, module: ModuleType, request: Any, answer
     )
 
 
-def _beyond(replay: replaying.Active, request: Any) -> BaseException:
-    """What a program gets that reads on where it had stopped reading; the replay stops."""
-    where = replay.policy.redact_url(str(request.url))
-    error = ReplayExhaustedError(
-        f"the answer of {request.method} {where} was closed after the part that was recorded, and the program asks for "
-        f"more; what comes next was never recorded"
-    )
-    replay.session.latch(error)
-    return error
-
-
 def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseException:
     """The recorded exception of the transport as the same class of the client's module."""
     recorded = answer.exception or {}
@@ -473,7 +461,7 @@ def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseEx
 
 
 class _Served:
-    """Recorded chunks, then the recorded failure if there was one."""
+    """Recorded chunks, then the failure that was recorded, or that of reading on where the recorded program stopped."""
 
     def __init__(self, chunks: list[bytes], failure: Callable[[], BaseException] | None) -> None:
         self._chunks = chunks

@@ -40,7 +40,7 @@ def give_back(call: RecordedCall) -> object:
 class Answer:
     """One attempt's answer: a head and chunks, or an exception of the transport, or both.
 
-    `left`: the program stopped reading it before its end.
+    `left`: the recorded program did not read it to its end, so what follows the chunks is not known.
     """
 
     __slots__ = ("cancelled", "chunks", "exception", "headers", "left", "reason", "status", "version")
@@ -63,8 +63,8 @@ class Answer:
             (str(key), str(value)) for key, value in headers if same_body or not described_encoding(str(key))
         ]
         self.cancelled = cancelled
-        self.left = left
         self.chunks = chunks
+        self.left = left
         self.reason = reason
         self.version = version
         self.exception = exception
@@ -137,10 +137,15 @@ def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
         reason=str(row.get("reason") or ""),
         version=str(row.get("http_version") or "HTTP/1.1"),
         exception=exception,
-        cancelled=row.get("end") == "cancelled",
-        left=row.get("end") in ("closed", "abandoned"),
+        cancelled=row.get("end") == "cancelled" and _by_task(row.get("exception")),
+        left=row.get("end") in ("closed", "abandoned", "cut"),
         same_body=not row.get("encoding_removed") and not row.get("redacted"),
     )
+
+
+def _by_task(exception: object) -> bool:
+    """Whether a task was cancelled, which is waited for again; an interrupt or exit is raised again."""
+    return not isinstance(exception, Mapping) or exception.get("qualname") == "CancelledError"
 
 
 def _split(data: bytes, chunks: object) -> Iterator[bytes]:

@@ -16,13 +16,13 @@ from sftrace_otel import recorder
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.session import Decision, LiveCall, Session
-from sftrace_otel.errors import ReplayError
+from sftrace_otel.errors import ReplayError, ReplayExhaustedError
 from sftrace_otel.instrumentation import guard
 
 if TYPE_CHECKING:
     from sftrace_otel.core.redact import RedactionPolicy
 
-__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_sdk"]
+__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_sdk", "read_beyond"]
 
 in_sdk: ContextVar[bool] = ContextVar("sftrace_in_sdk", default=False)
 """Whether an SDK that may catch a replay error and try again is around: then `ReplayStop` carries it through."""
@@ -127,6 +127,17 @@ def deactivate() -> None:
     guard.let_connections()
     with _lock:
         _active = None
+
+
+def read_beyond(name: str) -> ReplayExhaustedError:
+    """The error for a program that reads on where the recorded one had left the answer to `name`; latched."""
+    error = ReplayExhaustedError(
+        f"the answer to {name} was left before its end when it was recorded, and the program reads on; what comes next "
+        "was never recorded"
+    )
+    if _active is not None:
+        _active.session.latch(error)
+    return error
 
 
 def marks(decision: Decision) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from sftrace_otel.recorder import Recorder, current_scope
 if TYPE_CHECKING:
     from sftrace_otel.formats.sidecars import Recorded
 
-__all__ = ["Body", "exchange_of", "in_thread", "manner_of", "recorded_error", "sends_unseen", "served_answer"]
+__all__ = ["Body", "exchange_of", "in_thread", "recorded_error", "sends_unseen", "served_answer"]
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -44,11 +44,6 @@ def exchange_of(recorder: Recorder, head: Head) -> Exchange:
     """The exchange of a request: an attempt of the SDK's LLM call that is under way here, or a call of its own."""
     llm = current_llm.get()
     return Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None, bare.begun)
-
-
-def manner_of(error: BaseException) -> str:
-    """How an exchange ended that `error` ended: cancelled or failed."""
-    return "cancelled" if type(error).__name__ == "CancelledError" else "failed"
 
 
 async def in_thread(exchange: Exchange, work: Callable[[], None]) -> None:

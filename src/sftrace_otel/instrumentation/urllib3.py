@@ -27,17 +27,16 @@ import wrapt
 
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import guard, replaying, tracing
-from sftrace_otel.instrumentation.exchange import Exchange, Head, Pairs, unpacked
+from sftrace_otel.instrumentation.exchange import Exchange, Head, Pairs, call_name, unpacked
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.instrumentation.serving import (
     Body,
     exchange_of,
-    manner_of,
     sends_unseen,
     served_answer,
 )
 from sftrace_otel.instrumentation.urllib3_served import answer_around, failure, http_answer
-from sftrace_otel.recorder import Recorder
+from sftrace_otel.recorder import Recorder, how_ended
 
 __all__ = ["install", "patched", "uninstall"]
 
@@ -464,7 +463,7 @@ class _Framing:
         try:
             line: bytes = self._file.readline(*args)
         except BaseException as error:
-            self._exchange.finish(manner_of(error), error)
+            self._exchange.finish(how_ended(error), error)
             raise
         if not self.ended:
             try:
@@ -532,7 +531,7 @@ def _broken(exchange: Exchange, error: BaseException, content: bool) -> None:
     partial = getattr(error, "partial", None)
     if content and isinstance(partial, bytes) and partial:
         exchange.chunk(partial)
-    exchange.finish(manner_of(error), error)
+    exchange.finish(how_ended(error), error)
 
 
 def _decode(encoding: str, parts: list[bytes]) -> list[bytes] | None:
@@ -555,13 +554,14 @@ def _decode(encoding: str, parts: list[bytes]) -> list[bytes] | None:
 
 def _serve(replay: replaying.Active, request: _Request) -> Any:
     """The recorded answer, as `_make_request` would have given it. Raises a ReplayError where there is none."""
-    answer = served_answer(replay, request.head(), _read_body(request.body))
+    head = request.head()
+    answer = served_answer(replay, head, _read_body(request.body))
     if hasattr(request.pool, "num_requests"):
         request.pool.num_requests += 1
     if answer.status is None:
         _reach_proxy(request.conn, kept=True)  # what the proxy is to blame for is recorded as its error
         raise failure(answer, request.pool, request.conn, request.target, request.url())
-    below = http_answer(answer, request.method)
+    below = http_answer(answer, request.method, lambda: replaying.read_beyond(call_name(head, replay.policy)))
     _reach_proxy(request.conn, kept=not below.will_close)
     return below if _is_1() else answer_around(below, request.pool, request.method, request.target, request.options)
 

@@ -16,7 +16,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sftrace_otel.instrumentation.serving import recorded_error
@@ -26,15 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["answer_around", "failure", "http_answer"]
 
+Part = bytes | Callable[[], BaseException]
+"""What one read from the wire gives, or what makes the error that it raises."""
+
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def http_answer(answer: Answer, method: str) -> Any:
-    """http.client's own answer, made of recorded bytes."""
+def http_answer(answer: Answer, method: str, beyond: Callable[[], BaseException]) -> Any:
+    """http.client's own answer, made of recorded bytes. `beyond`: the error of who reads on where it had been left."""
     from http.client import HTTPResponse
 
-    response = HTTPResponse(_Memory(_wire(answer, method)), method=method)  # type: ignore[arg-type]
+    response = HTTPResponse(_Memory(_wire(answer, method, beyond)), method=method)  # type: ignore[arg-type]
     response.begin()
     return response
 
@@ -68,7 +71,7 @@ def answer_around(below: Any, pool: Any, method: str, target: str, options: Mapp
 class _Memory:
     """What http.client wants of a socket."""
 
-    def __init__(self, parts: list[bytes | BaseException]) -> None:
+    def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
 
     def makefile(self, mode: str) -> Any:
@@ -78,7 +81,7 @@ class _Memory:
 class _Parts(io.RawIOBase):
     """Recorded parts, at most one to a read, so that boundaries stay; an exception among them is raised."""
 
-    def __init__(self, parts: list[bytes | BaseException]) -> None:
+    def __init__(self, parts: list[Part]) -> None:
         self._parts = parts[::-1]
 
     def readable(self) -> bool:
@@ -88,8 +91,8 @@ class _Parts(io.RawIOBase):
         if not self._parts:
             return 0
         part = self._parts.pop()
-        if isinstance(part, BaseException):
-            raise part
+        if not isinstance(part, bytes):
+            raise part()
         taken = part[: len(buffer)]
         buffer[: len(taken)] = taken
         if len(taken) < len(part):
@@ -97,11 +100,11 @@ class _Parts(io.RawIOBase):
         return len(taken)
 
 
-def _wire(answer: Answer, method: str) -> list[bytes | BaseException]:
+def _wire(answer: Answer, method: str, beyond: Callable[[], BaseException]) -> list[Part]:
     """An answer as it stood on the wire: its head, then its chunks, then the failure if there was one."""
     version = answer.version if answer.version in ("HTTP/1.0", "HTTP/1.1") else "HTTP/1.1"
     lines = [f"{version} {answer.status} {answer.reason}", *(f"{name}: {value}" for name, value in answer.headers)]
-    wire: list[bytes | BaseException] = [b"".join(_header_bytes(line) + b"\r\n" for line in lines) + b"\r\n"]
+    wire: list[Part] = [b"".join(_header_bytes(line) + b"\r\n" for line in lines) + b"\r\n"]
     if method == "HEAD" or answer.status in (204, 304):
         return wire
     names = {name.lower(): value.lower() for name, value in answer.headers}
@@ -110,10 +113,13 @@ def _wire(answer: Answer, method: str) -> list[bytes | BaseException]:
         if chunk:
             wire.append(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
     error = _read_failure(answer) if answer.exception else None
-    if error is None and chunked:
+    if error is not None:
+        if not (_is_incomplete(error) and (chunked or "content-length" in names)):
+            wire.append(lambda: error)  # where the length is told, an early end is found by the client itself
+    elif answer.left:
+        wire.append(beyond)
+    elif chunked:
         wire.append(b"0\r\n\r\n")
-    elif error is not None and not (_is_incomplete(error) and (chunked or "content-length" in names)):
-        wire.append(error)  # where the length is told, an early end is found by the client itself
     return wire
 
 

@@ -40,7 +40,7 @@ from sftrace_otel.errors import SettingsError
 from sftrace_otel.formats import Json
 from sftrace_otel.formats.sftrace import is_inner_name
 from sftrace_otel.recorder.bodies import clean_body, moved_chunks, stored_body
-from sftrace_otel.recorder.exceptions import members_of
+from sftrace_otel.recorder.exceptions import how_ended, members_of
 from sftrace_otel.recorder.lineage import UNPLACED, Scope, current_scope, current_task
 from sftrace_otel.recorder.run import NULL, Call, NoLongerRecords, Run, found_in
 from sftrace_otel.recorder.verdict import Obstacle, obstacles_of
@@ -482,7 +482,7 @@ class Recorder:
             prepared = None
             if call.kind != "llm":
                 prepared = self.prepare({"error_type": described["type"], "message": described["message"]})
-            how = end or ("cancelled" if described["type"] in ("CancelledError", "GeneratorExit") else "failed")
+            how = end or how_ended(error)
         except Exception as fault:
             call.ended = True
             self.fault("recording an error", fault, call.run)
@@ -544,6 +544,9 @@ class Recorder:
                 row["chunks"] = moved_chunks(row.get("chunks"), response, back.data)
             if (out is not None and out.changed) or (back is not None and back.changed):
                 row["redacted"] = True
+            full = row.get("full")
+            if isinstance(full, dict) and back is not None and back.changed:
+                del full["sha256"]  # a digest would let guesses at the secret be tested
             with run.lock:
                 if run.closed:
                     run.lost("exchanges ended after the run closed")
@@ -801,8 +804,8 @@ class Recorder:
         return self._close_one(run, failure)
 
     def _close_one(self, run: Run, failure: tuple[str, str] | None = None) -> Path | None:
-        for stream in list(run.streams):  # left by a `break`, and not collected yet
-            stream.finish("abandoned")
+        for answer in tuple(run.reading):
+            answer.cut()
         with run.lock:
             if run.closed:
                 return run.path

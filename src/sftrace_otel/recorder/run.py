@@ -48,11 +48,11 @@ class Call:
         self.ended = False
 
 
-class Stream(Protocol):
-    """An answer that is being read."""
+class Reading(Protocol):
+    """An answer that the program is still reading."""
 
-    def finish(self, end: str) -> None:
-        """It is over; only the first call counts."""
+    def cut(self) -> None:
+        """The run ends: keep what came so far. Never raises."""
 
 
 class NoLongerRecords(OSError):
@@ -94,7 +94,7 @@ class Run:
         self.wire_calls = 0
         self.refs: set[int] = set()
         self.spans: set[int] = set()
-        self.streams: set[Stream] = set()
+        self.reading: set[Reading] = set()
         """Answers that are still being read; what was read of them until the run ends is recorded then."""
         self._target = target
         self._name: str | None = None
