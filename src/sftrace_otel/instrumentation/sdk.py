@@ -11,6 +11,7 @@ with each release and misses the helpers; and one copy of this flow per SDK.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -131,7 +132,12 @@ class Sdk:
 
 def address_of(client: Any) -> tuple[str, int | None]:
     """Host and port that a client's calls go to, the host spelled as in the URLs of its requests."""
-    base = urlsplit(str(client.base_url))
+    return _address(str(client.base_url))
+
+
+@functools.lru_cache(256)
+def _address(url: str) -> tuple[str, int | None]:
+    base = urlsplit(url)
     return base.hostname or "", base.port
 
 

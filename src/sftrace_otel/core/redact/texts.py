@@ -139,7 +139,15 @@ class TextRules:
         return bool(self._by_reference(text))
 
     def _by_reference(self, text: str) -> list[Rule]:
-        return [rule for rule in self._fired(text, False) if rule in REFERENCE or rule is self._known_rule]
+        data = text.encode("utf-8", "surrogatepass")
+        found = [self._known_rule] if self._known.count and self._known.occur(data, data) else []
+        if _SCHEMES.search(data.lower()) is not None:
+            found += REFERENCE[:2]
+        if b"-" in data and _SK.search(data) is not None:
+            found.append(REFERENCE[2])
+        if b"_" in data and _GITHUB.search(data) is not None:
+            found += REFERENCE[3:]
+        return found
 
     def holds_known(self, data: bytes) -> bool:
         """Whether `data`, text or not, contains a known value in one of its spellings."""
