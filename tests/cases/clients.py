@@ -30,10 +30,7 @@ CLIENTS = [
     "httpx2-async",
     "requests",
     "urllib3",
-    *(
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=_LATER.format(name)))
-        for name in ("aiohttp",)
-    ),
+    *(pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=_LATER.format(name))) for name in ("aiohttp",)),
 ]
 ALL = ["httpx", "httpx-async", "httpx2", "httpx2-async", "requests", "urllib3", "aiohttp"]
 

@@ -153,7 +153,7 @@ def test_a_streaming_response_left_early_replays_to_there_and_no_further(
     assert len(exact(program)) == lines
     [row] = read().calls
     assert row["end"] == "closed"
-    with pytest.raises(ReplayExhaustedError, match="asks for more"):
+    with pytest.raises(ReplayExhaustedError, match="reads on"):
         frozen(program, 100)
 
 

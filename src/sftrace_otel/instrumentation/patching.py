@@ -52,6 +52,11 @@ class Patches:
                 self._hooked.add(module)
                 wrapt.register_post_import_hook(self._hook(module), module)
 
+    def also(self, owner: Any, attribute: str, wrapper: Wrapper) -> None:
+        """Wrap `owner.attribute` now, in whatever was put there by others."""
+        if not self._has(owner, attribute):
+            self._handles.append((owner, attribute, wrapt.wrap_function_wrapper(owner, attribute, wrapper)))
+
     def uninstall(self) -> None:
         """Take our wrappers off, wherever they are in a chain."""
         self._installed = False

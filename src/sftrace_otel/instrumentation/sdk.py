@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +32,10 @@ __all__ = ["Sdk", "address_of"]
 _log = logging.getLogger("sftrace_otel")
 
 
+_under_way: ContextVar[object] = ContextVar("sftrace_sdk_options", default=None)
+"""The options of the request that a boundary stands around here."""
+
+
 class Sdk:
     """The boundary of one SDK.
 
@@ -38,15 +44,24 @@ class Sdk:
     """
 
     def __init__(self, package: str, scope: str, provider: Callable[[Any], str | None]) -> None:
+        self._module = f"{package}._base_client"
         self._scope = scope
         self._provider = provider
         self._patches = Patches(package)
-        self._patches.add(f"{package}._base_client", "SyncAPIClient.request", self._request)
-        self._patches.add(f"{package}._base_client", "AsyncAPIClient.request", self._arequest_entry)
+        self._wrappers = {"SyncAPIClient": self._request, "AsyncAPIClient": self._arequest_entry}
+        for base, wrapper in self._wrappers.items():
+            self._patches.add(self._module, f"{base}.request", wrapper)
 
     def install(self) -> None:
         """Record and replay the SDK's inference calls, now or once it is imported. Twice is once."""
         self._patches.install()
+        module = sys.modules.get(self._module)
+        try:
+            for base, wrapper in self._wrappers.items():
+                for kind in _wrapped_apart(getattr(module, base, None)):
+                    self._patches.also(kind, "request", wrapper)
+        except Exception as error:
+            _log.warning("sftrace: some clients of %s are not recorded (%s)", self._module, type(error).__name__)
 
     def uninstall(self) -> None:
         """Take the boundary off again."""
@@ -105,6 +120,8 @@ class Sdk:
             return None
         try:
             options = kwargs["options"] if "options" in kwargs else args[1]
+            if options is _under_way.get():  # the inner of two wrappers of ours, with somebody else's in between
+                return None
             endpoint = dialects.endpoint_of(str(options.method), str(options.url))
             provider = None if endpoint is None else self._provider(client)
             if endpoint is None or provider is None:
@@ -119,15 +136,24 @@ class Sdk:
                 attributes["sftrace.replay.active"] = True
             span = tracing.start_span(self._scope, name, tracing.CLIENT, attributes)
             if replay is not None:
-                return _Boundary(ServedLlmCall(replay, endpoint, provider, host, span, current_scope()))
+                return _Boundary(ServedLlmCall(replay, endpoint, provider, host, span, current_scope()), options)
             assert recorder is not None
-            return _Boundary(LlmCall(recorder, endpoint, provider, host, span, current_scope()))
+            return _Boundary(LlmCall(recorder, endpoint, provider, host, span, current_scope()), options)
         except Exception as error:
             if replay is not None:
                 raise
             if recorder is not None:
                 recorder.fault("recording an LLM call", error)
             return None
+
+
+def _wrapped_apart(base: type | None) -> Iterator[type]:
+    """Classes below `base` whose `request` somebody wrapped before us: what they hold is not the one we wrapped."""
+    below: list[type] = [] if base is None else base.__subclasses__()
+    for kind in below:
+        if hasattr(vars(kind).get("request"), "__wrapped__"):
+            yield kind
+        yield from _wrapped_apart(kind)
 
 
 def address_of(client: Any) -> tuple[str, int | None]:
@@ -166,14 +192,16 @@ async def _acarried(wrapped: Callable[..., Awaitable[Any]], args: tuple[Any, ...
 class _Boundary:
     """What stands around one `request`: made before it, told how it ended."""
 
-    def __init__(self, call: LlmCall | ServedLlmCall) -> None:
+    def __init__(self, call: LlmCall | ServedLlmCall, options: object) -> None:
         self.call = call
         self._span = tracing.attached(call.span)
         self._token = current_llm.set(call)
+        self._options = _under_way.set(options)
 
     def leave(self) -> None:
         try:
             current_llm.reset(self._token)
+            _under_way.reset(self._options)
         except ValueError:  # a pending request was closed from another context, which has its own value
             pass
         if tracing.is_current(self.call.span):

@@ -231,7 +231,7 @@ class SpanIntake:
             run = self._usable(self.recorder.span_run(span_id))
             recorded = self.recorder.span_reference(span_id, record.scope_name or "") or is_reference(record)
             call = map_content(record)
-            if call is not None and is_log(record.attributes) and self._recorded_beside(record, call):
+            if call is not None and self._told_already(record, call):
                 call = None
             self._remember(record, call, recorded, run)
             self._sort(_Ended(record, call, run), span_id, here, recorded)
@@ -283,6 +283,11 @@ class SpanIntake:
             steps += 1
         return found
 
+    def _told_already(self, record: SpanRecord, call: MappedCall) -> bool:
+        if is_log(record.attributes):
+            return self._recorded_beside(record, call)
+        return call.kind == "llm" and self._recorded_below(record, call)
+
     def _recorded_beside(self, record: SpanRecord, call: MappedCall) -> bool:
         """Whether a boundary recorded the call that a log tells of again: its span is below the log's own parent."""
         with self._lock:
@@ -297,6 +302,16 @@ class SpanIntake:
                 if past.own and past.call is not None and past.call.model == call.model
             ]
             return any(self._is_below(span_id, record.parent_id) for span_id in still_open + ended)
+
+    def _recorded_below(self, record: SpanRecord, call: MappedCall) -> bool:
+        """Whether a boundary is still recording the call of a span that ended before the answer's stream did."""
+        with self._lock:
+            return any(
+                "sftrace.event.id" in here.attributes
+                and here.attributes.get("gen_ai.request.model") == call.model
+                and self._is_below(format(span_id, "016x"), record.span_id)
+                for span_id, here in list(self._open.items())
+            )
 
     def _is_below(self, span_id: str | None, ancestor: str | None) -> bool:
         for _ in range(256):
