@@ -14,10 +14,12 @@ __all__ = ["install", "uninstall"]
 
 def install(tools: Sequence[str] = ()) -> None:
     """Put every boundary on; libraries not imported yet are patched when they are. Twice is once."""
-    from sftrace_otel.instrumentation import httpx, openai, spawns
+    from sftrace_otel.instrumentation import aiohttp, httpx, openai, spawns, websockets
     from sftrace_otel.instrumentation import tools as tool_boundary
 
     httpx.install()
+    aiohttp.install()
+    websockets.install()
     openai.install()
     spawns.install()
     tool_boundary.install(tools)
@@ -25,8 +27,8 @@ def install(tools: Sequence[str] = ()) -> None:
 
 def uninstall() -> None:
     """Take every boundary off again."""
-    from sftrace_otel.instrumentation import httpx, openai, spawns
+    from sftrace_otel.instrumentation import aiohttp, httpx, openai, spawns, websockets
     from sftrace_otel.instrumentation import tools as tool_boundary
 
-    for boundary in (tool_boundary, spawns, openai, httpx):
+    for boundary in (tool_boundary, spawns, openai, websockets, aiohttp, httpx):
         boundary.uninstall()

@@ -38,9 +38,12 @@ def give_back(call: RecordedCall) -> object:
 
 
 class Answer:
-    """One attempt's answer: a head and chunks, or an exception of the transport, or both."""
+    """One attempt's answer: a head and chunks, or an exception of the transport, or both.
 
-    __slots__ = ("cancelled", "chunks", "exception", "headers", "reason", "status", "version")
+    `closed`: the program read no further than the chunks; there may have been more.
+    """
+
+    __slots__ = ("cancelled", "chunks", "closed", "exception", "headers", "reason", "status", "version")
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Answer:
         version: str = "HTTP/1.1",
         exception: Mapping[str, Any] | None = None,
         cancelled: bool = False,
+        closed: bool = False,
         same_body: bool = False,
     ) -> None:
         self.status = status
@@ -59,6 +63,7 @@ class Answer:
             (str(key), str(value)) for key, value in headers if same_body or not described_encoding(str(key))
         ]
         self.cancelled = cancelled
+        self.closed = closed
         self.chunks = chunks
         self.reason = reason
         self.version = version
@@ -86,6 +91,9 @@ def answers_of(call: RecordedCall, *, stream: bool, blob: Any) -> list[Answer]:
         for answer in answers[:-1]:  # an SDK waits before it tries again; nothing is gained by waiting in a replay
             answer.headers = [pair for pair in answer.headers if not pair[0].startswith("retry-after")]
             answer.headers.append(("retry-after-ms", "1"))
+        last, raised = answers[-1].exception, call.outcome.exception
+        if last is not None and raised is not None and last.get("qualname") == raised.get("qualname"):
+            answers[-1].exception = {**raised, **last}  # a row has no members
         return answers
     return [_from_meaning(call, stream)]
 
@@ -106,6 +114,7 @@ def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
         version=str(row.get("http_version") or "HTTP/1.1"),
         exception=exception,
         cancelled=row.get("end") == "cancelled",
+        closed=row.get("end") in ("closed", "abandoned"),
         same_body=not row.get("encoding_removed") and not row.get("redacted"),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import httpx, openai, spawns, tools
+from sftrace_otel.instrumentation import aiohttp, httpx, openai, spawns, tools, websockets
 from sftrace_otel.otel.opening import read_settings
 
 __all__ = ["HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
@@ -37,13 +37,17 @@ class _Boundary(BaseInstrumentor):  # type: ignore[misc]
 
 
 class HttpInstrumentor(_Boundary):
-    """httpx and httpx2, sync and async, and the tasks from which they are called."""
+    """httpx, httpx2 and aiohttp, and the tasks from which they are called; websockets are noted."""
 
     def _instrument(self, **kwargs: Any) -> None:
         spawns.install()
         httpx.install()
+        aiohttp.install()
+        websockets.install()
 
     def _uninstrument(self, **kwargs: Any) -> None:
+        websockets.uninstall()
+        aiohttp.uninstall()
         httpx.uninstall()
         spawns.uninstall()
 

@@ -580,6 +580,19 @@ class Recorder:
             self.fault("recording an event", error, run)
             return None
 
+    def websocket(self, host: str) -> None:
+        """Note that a websocket to `host` was opened: nothing records its messages. One inside a tool is skipped with
+        the tool, also by a replay. Never raises."""
+        scope = current_scope()
+        if scope.parent is not None or _noticing.get():
+            return
+        try:
+            run = self.latest(self.run_for(scope))
+            with run.lock:
+                run.websockets[host] = run.websockets.get(host, 0) + 1
+        except Exception as error:
+            self.fault("noting a websocket", error)
+
     # -- spans
 
     def span_started(

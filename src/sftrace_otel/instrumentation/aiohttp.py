@@ -1,0 +1,756 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boundary of the aiohttp client, 3.11 and later: its connector, its requests and its responses.
+
+Decision: wrap the four steps that aiohttp makes for each attempt, below its middlewares, redirects and its own retry of
+a dropped connection: `BaseConnector.connect`, `ClientRequest.send` and `write_bytes`, `ClientResponse.start`. So every
+hop and every retry is an exchange by itself, of what really goes out. The body's own `StreamReader` is watched by a
+subclass without members of its own, put on that one object: the program keeps the stream that aiohttp feeds, and each
+piece is noted as it is taken out of its buffer. aiohttp decodes gzip, deflate, br and zstd before that; then the bundle
+says `encoding_removed`, as it does where we decode.
+A replayed attempt gets a connection that leads nowhere, over aiohttp's own protocol: the recorded head is parsed and
+the recorded chunks are decoded, streamed and raised by aiohttp itself, each when the program asks for it.
+A websocket is noted, not recorded, and refused under replay.
+Rejected: `ClientSession._request` (hides redirects and retries, and answers cannot be of the program's
+`response_class`), trace configs (they see no body of an answer), a proxy object for the stream (no `StreamReader`).
+
+A compressed request body is recorded as it was before it was compressed: redaction could not see into it otherwise.
+Where HTTP chunks ended is not recorded beyond the pieces that were read: `iter_chunks` tells an end after each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sftrace_otel import recorder as recording
+from sftrace_otel.errors import ReplayExhaustedError, ReplayPolicyError
+from sftrace_otel.instrumentation import guard, replaying, tracing
+from sftrace_otel.instrumentation.exchange import LARGE, Exchange, Head, Pairs, header, unpacked
+from sftrace_otel.instrumentation.outcomes import Answer
+from sftrace_otel.instrumentation.patching import Patches
+from sftrace_otel.instrumentation.serving import (
+    Body,
+    exchange_of,
+    in_thread,
+    recorded_error,
+    sends_unseen,
+    served_answer,
+)
+from sftrace_otel.recorder import Recorder, aside, enter, leave
+
+__all__ = ["install", "patched", "uninstall"]
+
+
+class _Attempt:
+    """An attempt that is recorded. `streams`: its body is noted as it goes out."""
+
+    __slots__ = ("exchange", "streams")
+
+    def __init__(self, exchange: Exchange, streams: bool) -> None:
+        self.exchange = exchange
+        self.streams = streams
+
+    def sending(self, chunk: bytes) -> None:
+        self.exchange.sending(chunk)
+
+
+class _Asked:
+    """An attempt that is answered from the recording."""
+
+    __slots__ = ("connection", "head", "known", "parts", "replay", "streams")
+
+    def __init__(self, replay: replaying.Active, request: Any) -> None:
+        self.replay = replay
+        self.head = _head(request)
+        self.known = _known_body(request)
+        self.streams = self.known is None
+        self.parts: list[bytes] = []
+        self.connection: Any = None
+
+    def sending(self, chunk: bytes) -> None:
+        self.parts.append(chunk)
+
+    def body(self) -> bytes:
+        return b"".join(self.parts) if self.known is None else self.known
+
+
+_attempts: WeakKeyDictionary[Any, _Attempt | _Asked] = WeakKeyDictionary()
+"""By request while it is sent, by response from then on. No value may lead back to its key."""
+_params: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+"""How the next answer on a protocol is to be parsed."""
+
+
+# --- drivers ----------------------------------------------------------------------------------------------------------
+
+
+async def _connect(
+    wrapped: Callable[..., Awaitable[Any]], connector: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    request = args[0] if args else kwargs.get("req")
+    replay = replaying.active()
+    recorder = recording.active()
+    if (replay is None and recorder is None) or request is None or _passes(replay, request):
+        return await wrapped(*args, **kwargs)
+    if _is_websocket(request):
+        _meet_websocket(replay, recorder, request)
+        with guard.inside():
+            return await wrapped(*args, **kwargs)
+    if replay is not None:
+        return _ask(replay, request, connector)
+    assert recorder is not None
+    attempt = await _begin(recorder, request)
+    if attempt is None:
+        return await wrapped(*args, **kwargs)
+    try:
+        with guard.inside():
+            return await wrapped(*args, **kwargs)
+    except BaseException as error:
+        attempt.exchange.failed(_as_seen(error, request, connecting=True))
+        raise
+
+
+async def _send(
+    wrapped: Callable[..., Awaitable[Any]], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    attempt = _attempts.pop(request, None)
+    if attempt is None:  # the request of a proxy, or a connector that connects all by itself
+        replay = replaying.active()
+        recorder = recording.active()
+        if (replay is None and recorder is None) or _passes(replay, request) or _is_websocket(request):
+            return await wrapped(*args, **kwargs)
+        if replay is not None:
+            args, kwargs, attempt = _unplugged(replay, request, args[0] if args else kwargs["conn"])
+        else:
+            assert recorder is not None
+            attempt = await _begin(recorder, request)
+            if attempt is None:
+                return await wrapped(*args, **kwargs)
+    _attempts[request] = attempt  # for `_write_bytes`
+    token = enter(aside())  # the task that writes a body takes no slot: not every attempt comes as far as to have one
+    try:
+        response = await wrapped(*args, **kwargs)
+    except BaseException as error:
+        if isinstance(attempt, _Attempt):
+            attempt.exchange.failed(_as_seen(error, request))
+        raise
+    finally:
+        leave(token)
+        _attempts.pop(request, None)
+    _attempts[response] = attempt
+    return response
+
+
+def _write_bytes(wrapped: Callable[..., Any], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    attempt = _attempts.get(request)
+    if attempt is not None and attempt.streams:
+        _tee_writer(args[0] if args else kwargs["writer"], attempt.sending)
+    return wrapped(*args, **kwargs)
+
+
+def _set_response_params(
+    wrapped: Callable[..., Any], protocol: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if replaying.active() is not None or recording.active() is not None:
+        _params[protocol] = kwargs
+    return wrapped(*args, **kwargs)
+
+
+async def _start(
+    wrapped: Callable[..., Awaitable[Any]], response: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    attempt = _attempts.get(response)
+    if attempt is None:
+        return await wrapped(*args, **kwargs)
+    if isinstance(attempt, _Asked):
+        return await _serve(wrapped, response, attempt)
+    connection = args[0] if args else kwargs["connection"]
+    params = _params.get(connection.protocol) or {}  # it may be released before the head has been parsed
+    try:
+        started = await wrapped(*args, **kwargs)
+    except BaseException as error:
+        attempt.exchange.failed(_as_seen(error, response))
+        raise
+    _watch(attempt.exchange, response, decoded=params.get("auto_decompress", True))
+    return started
+
+
+def _let_go(wrapped: Callable[..., Any], response: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`close` and `release` of a response: nothing more of its body will be read."""
+    _over(response.content, "closed")
+    return wrapped(*args, **kwargs)
+
+
+def _close_connector(wrapped: Callable[..., Any], connector: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A connector closes: so do the bodies that come through it. A task that it makes of that takes no slot."""
+    for protocol in tuple(getattr(connector, "_acquired", ())):
+        _over(getattr(protocol, "_payload", None), "closed")
+    token = enter(aside())
+    try:
+        return wrapped(*args, **kwargs)
+    finally:
+        leave(token)
+
+
+def _passes(replay: replaying.Active | None, request: Any) -> bool:
+    """True for what is part of an exchange under way (a proxy's handshake, a transport of httpx), and an exporter's."""
+    if replay is None and guard.is_inside():
+        return True
+    return tracing.suppressed() and sends_unseen(request.url.host, request.url.port)
+
+
+def _is_websocket(request: Any) -> bool:
+    return str(request.headers.get("Upgrade", "")).lower() == "websocket"
+
+
+def _meet_websocket(replay: replaying.Active | None, recorder: Recorder | None, request: Any) -> None:
+    """Note a websocket; under replay raise ReplayPolicyError, latched, unless its address is allowed."""
+    host, port = str(request.url.host), request.url.port
+    if replay is None:
+        assert recorder is not None
+        recorder.websocket(host)
+    elif not guard.is_allowed(host, port):
+        error = ReplayPolicyError(
+            f"replay: the program opens a websocket to {host}:{port}, and what goes over one is not recorded; nothing "
+            "was sent. Trace the function that opens it as a tool, or allow it with "
+            f"OTEL_SFTRACE_REPLAY_ALLOW={host}:{port}"
+        )
+        replay.session.latch(error)
+        raise error
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+async def _begin(recorder: Recorder, request: Any) -> _Attempt | None:
+    """Begin the exchange of an attempt, off the loop where its body is large; None if that failed."""
+    try:
+        exchange = exchange_of(recorder, _head(request))
+        exchange.place(tracing.current_ids(), tracing.http_span_id())
+        body = _known_body(request)
+        attempt = _attempts[request] = _Attempt(exchange, body is None)
+    except Exception as error:
+        recorder.fault("recording a request", error)
+        return None
+    if body is not None and len(body) > LARGE:
+        await in_thread(exchange, functools.partial(exchange.begin, body))
+    elif body is not None:
+        exchange.begin(body)
+    return attempt
+
+
+def _head(request: Any) -> Head:
+    return Head("aiohttp", str(request.method), str(request.url), _pairs(request.headers))
+
+
+def _pairs(headers: Any) -> Pairs:
+    return [[str(name).lower(), str(value)] for name, value in headers.items()]
+
+
+def _raw_pairs(headers: Any) -> Pairs:
+    return [[_text(name).lower(), _text(value)] for name, value in headers]
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+def _known_body(request: Any) -> bytes | None:
+    """The body if it is in memory already; None if it is still to be written."""
+    body = request.body
+    if not body:
+        return b""
+    kind = getattr(sys.modules.get("aiohttp.payload"), "BytesPayload", None)
+    if kind is not None and isinstance(body, kind):
+        return bytes(body._value)
+    return bytes(body) if isinstance(body, (bytes, bytearray)) else None
+
+
+def _tee_writer(writer: Any, sending: Callable[[bytes], None]) -> None:
+    """Note what is written to a `StreamWriter`, beside the trace configs, before it is compressed."""
+    before = writer._on_chunk_sent
+
+    async def sent(chunk: Any) -> None:
+        sending(bytes(chunk))
+        if before is not None:
+            await before(chunk)
+
+    writer._on_chunk_sent = sent
+
+
+def _as_seen(error: BaseException, of: Any, *, connecting: bool = False) -> BaseException:
+    """The error that the program will see for `error` of a request or response.
+
+    aiohttp ends a total timeout by cancelling its own task, and gives the timeout of a connection a class of its own.
+    """
+    if isinstance(error, asyncio.CancelledError) and getattr(of._timer, "_cancelled", False):
+        return TimeoutError()
+    named = getattr(sys.modules.get("aiohttp"), "ConnectionTimeoutError", None)
+    if connecting and isinstance(error, TimeoutError) and named is not None:
+        return named(f"Connection timeout to host {of.url}")  # type: ignore[no-any-return]
+    return error
+
+
+def _watch(exchange: Exchange, response: Any, *, decoded: bool) -> None:
+    """The head of an answer is here: note it, and watch the body as it is read."""
+    try:
+        version = response.version
+        sent = response.request_info.headers
+        exchange.answered(
+            int(response.status),
+            response.reason or "",
+            f"HTTP/{version.major}.{version.minor}",
+            _raw_pairs(response.raw_headers),
+        )
+        exchange.head.headers = _pairs(sent)
+        exchange.late_span(tracing.traceparent_ids(sent.get("traceparent", "")))
+        exchange.decoder = functools.partial(_plain, decoded)
+        content = response.content
+        if content.exception() is not None:
+            exchange.finish("failed", content.exception())
+        elif content.at_eof():
+            exchange.finish("finished")
+        else:
+            _watched[id(content)] = _Watch(exchange)
+            content.__class__ = _with(_WatchedStream, type(content))
+    except Exception as error:
+        exchange.recorder.fault("recording an answer", error)
+        exchange.finish("abandoned")
+
+
+def _plain(decoded: bool, encoding: str, parts: list[bytes]) -> list[bytes] | None:
+    """A body without its encoding: as it is where aiohttp has taken that off already (`decoded`)."""
+    if decoded and (encoding in ("gzip", "deflate", "br") or (encoding == "zstd" and _knows_zstd())):
+        return parts
+    return unpacked(encoding, parts) or _unpacked_by_aiohttp(encoding, parts)
+
+
+def _knows_zstd() -> bool:
+    return hasattr(sys.modules.get("aiohttp.http_parser"), "HAS_ZSTD")
+
+
+def _unpacked_by_aiohttp(encoding: str, parts: list[bytes]) -> list[bytes] | None:
+    name = {"br": "BrotliDecompressor", "zstd": "ZSTDDecompressor"}.get(encoding, "")
+    kind = getattr(sys.modules.get("aiohttp.compression_utils"), name, None)
+    try:
+        decoder = kind()  # type: ignore[misc]
+        return [bytes(decoder.decompress_sync(part)) for part in parts]
+    except Exception:
+        return None
+
+
+# --- the stream that is watched ---------------------------------------------------------------------------------------
+
+
+class _Watch:
+    """What is known of a stream while it is read."""
+
+    __slots__ = ("exchange", "interrupted", "joining")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.interrupted: BaseException | None = None
+        """A read was cancelled, and none was made since."""
+        self.joining = False
+        """Pieces are being put together for one read."""
+
+
+_watched: dict[int, _Watch] = {}
+"""By the id of the stream, which takes its own entry away when it goes. No entry may lead to its stream."""
+
+
+def _with(mixin: type, base: Any) -> Any:
+    """`base` with the methods of `mixin`, laid out as `base` is: an object of `base` can become one of it."""
+    made = _made_of.get((mixin, base))
+    if made is None:
+        made = _made_of[mixin, base] = type(
+            base.__name__, (mixin, base), {"__slots__": (), "__module__": base.__module__}
+        )
+    return made
+
+
+_made_of: dict[tuple[type, type], type] = {}
+
+
+def _over(stream: Any, end: str, error: BaseException | None = None) -> None:
+    """Nothing more of `stream` will be read. Never raises."""
+    watch = _watched.pop(id(stream), None)
+    if watch is None:
+        return
+    if error is None and stream.at_eof():
+        end = "finished"
+    elif error is None and watch.interrupted is not None:
+        end, error = "cancelled", watch.interrupted
+    watch.exchange.finish(end, error)
+
+
+async def _settle(stream: Any) -> None:
+    """End the exchange of a stream that was read to its end, off the loop where there is much to put together."""
+    if stream.at_eof():
+        watch = _watched.pop(id(stream), None)
+        if watch is not None and watch.exchange.large:
+            await in_thread(watch.exchange, functools.partial(watch.exchange.finish, "finished"))
+        elif watch is not None:
+            watch.exchange.finish("finished")
+
+
+async def _read(stream: Any, reading: Awaitable[Any]) -> Any:
+    """A read by the program. A cancelled one is no end yet: the stream can be read on."""
+    watch = _watched.get(id(stream))
+    if watch is None:
+        return await reading
+    watch.interrupted = None
+    try:
+        got = await reading
+    except asyncio.CancelledError as error:
+        watch.interrupted = asyncio.CancelledError(*error.args)  # without its traceback, which leads to the stream
+        raise
+    except TimeoutError as error:
+        _over(stream, "failed", error)
+        raise
+    except RuntimeError as error:  # also for two reads at once, which end nothing
+        if not stream._protocol.connected:
+            _over(stream, "failed", error)
+        raise
+    await _settle(stream)
+    return got
+
+
+class _WatchedStream:
+    """A `StreamReader` whose pieces are noted as they are taken out of its buffer."""
+
+    __slots__ = ()
+
+    async def read(self, n: int = -1) -> Any:
+        return await _read(self, super().read(n))  # type: ignore[misc]
+
+    async def readany(self) -> Any:
+        return await _read(self, super().readany())  # type: ignore[misc]
+
+    async def readchunk(self) -> Any:
+        return await _read(self, super().readchunk())  # type: ignore[misc]
+
+    async def readuntil(self, *args: Any, **kwargs: Any) -> Any:
+        return await _read(self, super().readuntil(*args, **kwargs))  # type: ignore[misc]
+
+    def read_nowait(self, n: int = -1) -> Any:
+        got = super().read_nowait(n)  # type: ignore[misc]
+        if self.at_eof():  # type: ignore[attr-defined]
+            _over(self, "finished")
+        return got
+
+    def _read_nowait(self, n: int) -> Any:
+        watch = _watched.get(id(self))
+        if watch is None:
+            return super()._read_nowait(n)  # type: ignore[misc]
+        watch.joining = True
+        try:
+            data = super()._read_nowait(n)  # type: ignore[misc]
+        finally:
+            watch.joining = False
+        if data:
+            watch.exchange.chunk(bytes(data))
+        return data
+
+    def _read_nowait_chunk(self, n: int) -> Any:
+        data = super()._read_nowait_chunk(n)  # type: ignore[misc]
+        watch = _watched.get(id(self))
+        if watch is not None and not watch.joining and data:
+            watch.exchange.chunk(bytes(data))
+        return data
+
+    def set_exception(self, exc: BaseException, *args: Any, **kwargs: Any) -> None:
+        super().set_exception(exc, *args, **kwargs)  # type: ignore[misc]
+        _over(self, "failed", exc)
+
+    def __del__(self) -> None:
+        _over(self, "abandoned")
+
+
+# --- replaying --------------------------------------------------------------------------------------------------------
+
+
+class _Nowhere(asyncio.Transport):
+    """The other side of a served request: takes everything, sends nothing."""
+
+    def write(self, data: Any) -> None:
+        """Nothing is sent."""
+
+    def writelines(self, list_of_data: Any) -> None:
+        """Nothing is sent."""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+    def pause_reading(self) -> None:
+        """A chunk comes only when it is asked for."""
+
+    def resume_reading(self) -> None:
+        """As `pause_reading`."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class _Unpooled:
+    """A `Connection` that never goes into the connector's pool."""
+
+    def close(self: Any) -> None:
+        self._notify_release()
+        if self._protocol is not None:
+            self._protocol.close()
+            self._protocol = None
+
+    def release(self: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        """Nothing is open that could be left unclosed."""
+
+
+class _Patient:
+    """A `ResponseHandler` that does not wait for the recording as it would for a server."""
+
+    def set_response_params(self, **params: Any) -> None:
+        super().set_response_params(**{**params, "read_until_eof": True, "read_timeout": None})  # type: ignore[misc]
+
+
+def _ask(replay: replaying.Active, request: Any, connector: Any) -> Any:
+    """A connection that leads nowhere, for a request that will be answered from the recording."""
+    asked = _attempts[request] = _Asked(replay, request)
+    loop = asyncio.get_running_loop()
+    handler: Any = sys.modules["aiohttp.client_proto"].ResponseHandler
+    connection: Any = sys.modules["aiohttp.connector"].Connection
+    protocol = _with(_Patient, handler)(loop)
+    protocol.connection_made(_Nowhere())
+    asked.connection = _with(_Unpooled, connection)(connector, request.connection_key, protocol, loop)
+    return asked.connection
+
+
+def _unplugged(
+    replay: replaying.Active, request: Any, connection: Any
+) -> tuple[tuple[Any, ...], dict[str, Any], _Attempt | _Asked]:
+    """The arguments of a `send` that goes nowhere, in place of the `connection` that a connector made by itself."""
+    params = _params.get(connection.protocol) or {}
+    served = _ask(replay, request, connection._connector)
+    served.protocol.set_response_params(**params)
+    connection.close()
+    return (served,), {}, _attempts.pop(request)
+
+
+async def _serve(wrapped: Callable[..., Awaitable[Any]], response: Any, asked: _Asked) -> Any:
+    """Start `response` with the recorded answer, or raise the recorded error."""
+    connection, asked.connection = asked.connection, None
+    if response._continue is not None and not response._continue.done():
+        response._continue.set_result(True)
+    if response._writer is not None:
+        await asyncio.wait([response._writer])
+    body = Body(asked.body(), connection.protocol.exception())
+    answer = served_answer(asked.replay, asked.head, body)
+    if answer.status is None:
+        if answer.cancelled:  # it was cancelled when it was recorded; so it waits until it is cancelled again
+            await asyncio.get_running_loop().create_future()
+        raise _error(answer.exception or {}, response)
+    feed = _Feed(asked.replay, answer, response)
+    connection.protocol.data_received(feed.head)
+    started = await wrapped(connection)
+    stream = response.content
+    if not stream.at_eof():
+        stream.__class__ = _with(_ServedStream, type(stream))
+        if feed.whole and not feed.chunks:
+            feed.end(stream)
+        else:
+            _feeds[id(stream)] = feed
+    return started
+
+
+class _Feed:
+    """What is left of a recorded answer, framed as its headers say."""
+
+    __slots__ = ("chunked", "chunks", "closed", "failure", "head", "replay", "waits", "whole")
+
+    def __init__(self, replay: replaying.Active, answer: Answer, response: Any) -> None:
+        self.replay = replay
+        self.chunks = deque(answer.chunks)
+        self.waits = answer.cancelled
+        self.closed = answer.closed
+        self.failure = _error(answer.exception, response) if answer.exception and not answer.cancelled else None
+        self.whole = not (self.waits or self.closed or self.failure)
+        headers = _framed(answer.headers, sum(map(len, answer.chunks)), str(response.method), self.whole)
+        self.chunked = "chunked" in header(headers, "transfer-encoding").lower()
+        self.head = _head_bytes(answer, headers)
+
+    async def more(self, stream: Any) -> None:
+        """The program waits for more of the body."""
+        await asyncio.sleep(0)
+        if self.waits and not self.chunks:
+            await asyncio.get_running_loop().create_future()
+        self.push(stream)
+
+    def push(self, stream: Any) -> None:
+        """Feed the next chunk, or the end. Raises the recorded failure, and ReplayExhaustedError past a closed one."""
+        if self.chunks:
+            chunk = self.chunks.popleft()
+            stream._protocol.data_received(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
+            if self.whole and not self.chunks:
+                self.end(stream)
+            return
+        _feeds.pop(id(stream), None)
+        error = self.failure
+        if self.closed:
+            error = ReplayExhaustedError(
+                "the program closed this answer before its end when it was recorded, and reads on now; what comes next "
+                "was never recorded"
+            )
+            self.replay.session.latch(error)
+        if error is not None:
+            stream.set_exception(error)
+            raise error
+
+    def end(self, stream: Any) -> None:
+        """The body is over, as its framing says it."""
+        _feeds.pop(id(stream), None)
+        if self.chunked:
+            stream._protocol.data_received(b"0\r\n\r\n")
+        elif not stream.is_eof():
+            stream._protocol.connection_lost(None)
+
+
+_feeds: dict[int, _Feed] = {}
+"""By the id of the stream, as `_watched`."""
+
+
+class _ServedStream:
+    """A `StreamReader` that gets the next recorded chunk when a read waits for it."""
+
+    __slots__ = ()
+
+    async def _wait(self, func_name: str) -> None:
+        feed = _feeds.get(id(self))
+        if feed is None:
+            await super()._wait(func_name)  # type: ignore[misc]
+        else:
+            await feed.more(self)
+
+    async def wait_eof(self) -> None:
+        while (feed := _feeds.get(id(self))) is not None:
+            if feed.closed and not feed.chunks:  # it was read no further; only a read asks for what is not recorded
+                return
+            await feed.more(self)
+        await super().wait_eof()  # type: ignore[misc]
+
+    def read_nowait(self, n: int = -1) -> Any:
+        feed = _feeds.get(id(self))
+        if feed is not None and not self._buffer and not feed.waits:  # type: ignore[attr-defined]
+            feed.push(self)
+        return super().read_nowait(n)  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        _feeds.pop(id(self), None)
+
+
+def _framed(headers: list[tuple[str, str]], size: int, method: str, whole: bool) -> list[tuple[str, str]]:
+    """Headers that fit the body: without a length that it does not have."""
+    chunked = "chunked" in header(headers, "transfer-encoding").lower()
+    length = header(headers, "content-length")
+    if method == "HEAD" or not length:
+        return headers
+    if not chunked and length.isdigit() and (int(length) == size or (int(length) > size and not whole)):
+        return headers
+    return [pair for pair in headers if pair[0] != "content-length"]
+
+
+def _head_bytes(answer: Answer, headers: list[tuple[str, str]]) -> bytes:
+    version = answer.version if answer.version in ("HTTP/1.0", "HTTP/1.1") else "HTTP/1.1"
+    lines = [f"{version} {answer.status} {answer.reason}", *(f"{name}: {value}" for name, value in headers)]
+    plain = [line.translate(_ONE_LINE).encode("utf-8", "surrogateescape") for line in lines]
+    return b"\r\n".join([*plain, b"", b""])
+
+
+_ONE_LINE = dict.fromkeys((0, 10, 13), " ")
+
+
+# --- recorded errors --------------------------------------------------------------------------------------------------
+
+
+def _error(recorded: Mapping[str, Any], response: Any) -> BaseException:
+    """The recorded exception as aiohttp's own class, with its members; else one that stands for it."""
+    name = str(recorded.get("qualname"))
+    message = str(recorded.get("message") or name)
+    module: ModuleType = sys.modules["aiohttp.client_exceptions"]
+    kind = getattr(module, name, None) if str(recorded.get("module")).partition(".")[0] == "aiohttp" else None
+    if isinstance(kind, type) and issubclass(kind, module.ClientError):
+        try:
+            made: BaseException = _made(module, kind, recorded, message, response)
+            if str(made) in (message, "") or isinstance(
+                made, (module.ClientResponseError, module.ClientConnectorError)
+            ):
+                return made
+        except Exception:  # a class with another constructor, or members that were redacted
+            pass
+    return recorded_error(recorded, message, str(response.url))
+
+
+def _made(module: Any, kind: Any, recorded: Mapping[str, Any], message: str, response: Any) -> Any:
+    state = recorded.get("state") or {}
+    if issubclass(kind, module.ClientConnectorError):
+        key, cause = recorded["args"]
+        where = sys.modules["aiohttp.client_reqrep"].ConnectionKey(*key)
+        arguments = (where, _cause(cause, state))
+        return kind(state["_path"], *arguments) if "_path" in state else kind(*arguments)
+    if issubclass(kind, module.ClientResponseError):
+        text = str(state.get("message", message))
+        return kind(response.request_info, (), status=state.get("status", 0), message=text)
+    if issubclass(kind, OSError) and "errno" in state:
+        return kind(state["errno"], state.get("strerror"))
+    return kind() if message == kind.__name__ else kind(message)
+
+
+def _cause(described: Any, state: Mapping[str, Any]) -> BaseException:
+    """The system's error behind a connector's."""
+    arguments = described["args"] if isinstance(described, Mapping) else ()
+    named = described.get("type") if isinstance(described, Mapping) and described.get("module") == "ssl" else None
+    kind = getattr(sys.modules.get("ssl"), str(named), None)
+    if isinstance(kind, type) and issubclass(kind, OSError):
+        return kind(*arguments)
+    return OSError(state.get("errno"), state.get("strerror"))
+
+
+_patches = Patches("aiohttp")
+_patches.add("aiohttp.connector", "BaseConnector.connect", _connect)
+_patches.add("aiohttp.connector", "BaseConnector.close", _close_connector)
+_patches.add("aiohttp.client_proto", "ResponseHandler.set_response_params", _set_response_params)
+_patches.add("aiohttp.client_reqrep", "ClientRequest.send", _send)
+_patches.add("aiohttp.client_reqrep", "ClientRequest.write_bytes", _write_bytes)
+_patches.add("aiohttp.client_reqrep", "ClientResponse.start", _start)
+_patches.add("aiohttp.client_reqrep", "ClientResponse.close", _let_go)
+_patches.add("aiohttp.client_reqrep", "ClientResponse.release", _let_go)
+
+
+def install() -> None:
+    """Record and replay aiohttp's client, now or once it is imported. Twice is once."""
+    _patches.install()
+
+
+def uninstall() -> None:
+    """Take the boundary off again."""
+    _patches.uninstall()
+
+
+def patched() -> list[str]:
+    """What is wrapped now."""
+    return _patches.installed()
