@@ -63,7 +63,7 @@ class _Attempt:
 class _Asked:
     """An attempt that is answered from the recording."""
 
-    __slots__ = ("connection", "head", "known", "parts", "replay", "streams")
+    __slots__ = ("answer", "connection", "head", "known", "parts", "replay", "streams")
 
     def __init__(self, replay: replaying.Active, request: Any) -> None:
         self.replay = replay
@@ -71,13 +71,18 @@ class _Asked:
         self.known = _known_body(request)
         self.streams = self.known is None
         self.parts: list[bytes] = []
+        self.answer: Answer | None = None
         self.connection: Any = None
 
     def sending(self, chunk: bytes) -> None:
         self.parts.append(chunk)
 
-    def body(self) -> bytes:
-        return b"".join(self.parts) if self.known is None else self.known
+    def serve(self, error: BaseException | None = None) -> Answer:
+        """The recorded answer, looked up once. Raises a ReplayError, or `error` of the program's own body."""
+        if self.answer is None:
+            body = b"".join(self.parts) if self.known is None else self.known
+            self.answer = served_answer(self.replay, self.head, Body(body, error))
+        return self.answer
 
 
 _attempts: WeakKeyDictionary[Any, _Attempt | _Asked] = WeakKeyDictionary()
@@ -530,8 +535,17 @@ class _Patient:
 
 
 def _ask(replay: replaying.Active, request: Any, connector: Any) -> Any:
-    """A connection that leads nowhere, for a request that will be answered from the recording."""
-    asked = _attempts[request] = _Asked(replay, request)
+    """A connection that leads nowhere, for a request that will be answered from the recording.
+
+    Raises what the connector raised; some versions of aiohttp try again what is raised later on.
+    """
+    asked = _Asked(replay, request)
+    if not asked.streams:
+        answer = asked.serve()
+        error = _error(answer.exception, request) if answer.status is None and answer.exception else None
+        if isinstance(error, _of_connecting()) and not answer.cancelled:
+            raise error
+    _attempts[request] = asked
     loop = asyncio.get_running_loop()
     handler: Any = sys.modules["aiohttp.client_proto"].ResponseHandler
     connection: Any = sys.modules["aiohttp.connector"].Connection
@@ -539,6 +553,11 @@ def _ask(replay: replaying.Active, request: Any, connector: Any) -> Any:
     protocol.connection_made(_Nowhere())
     asked.connection = _with(_Unpooled, connection)(connector, request.connection_key, protocol, loop)
     return asked.connection
+
+
+def _of_connecting() -> tuple[type[BaseException], ...]:
+    module = sys.modules["aiohttp.client_exceptions"]
+    return (module.ClientConnectorError, module.ConnectionTimeoutError)
 
 
 def _unplugged(
@@ -559,8 +578,7 @@ async def _serve(wrapped: Callable[..., Awaitable[Any]], response: Any, asked: _
         response._continue.set_result(True)
     if response._writer is not None:
         await asyncio.wait([response._writer])
-    body = Body(asked.body(), connection.protocol.exception())
-    answer = served_answer(asked.replay, asked.head, body)
+    answer = asked.serve(connection.protocol.exception())
     if answer.status is None:
         if answer.cancelled:  # it was cancelled when it was recorded; so it waits until it is cancelled again
             await asyncio.get_running_loop().create_future()
@@ -687,25 +705,25 @@ _ONE_LINE = dict.fromkeys((0, 10, 13), " ")
 # --- recorded errors --------------------------------------------------------------------------------------------------
 
 
-def _error(recorded: Mapping[str, Any], response: Any) -> BaseException:
-    """The recorded exception as aiohttp's own class, with its members; else one that stands for it."""
+def _error(recorded: Mapping[str, Any], of: Any) -> BaseException:
+    """The recorded exception of a request or response as aiohttp's own class, with its members; else its stand-in."""
     name = str(recorded.get("qualname"))
     message = str(recorded.get("message") or name)
     module: ModuleType = sys.modules["aiohttp.client_exceptions"]
     kind = getattr(module, name, None) if str(recorded.get("module")).partition(".")[0] == "aiohttp" else None
     if isinstance(kind, type) and issubclass(kind, module.ClientError):
         try:
-            made: BaseException = _made(module, kind, recorded, message, response)
+            made: BaseException = _made(module, kind, recorded, message, of)
             if str(made) in (message, "") or isinstance(
                 made, (module.ClientResponseError, module.ClientConnectorError)
             ):
                 return made
         except Exception:  # a class with another constructor, or members that were redacted
             pass
-    return recorded_error(recorded, message, str(response.url))
+    return recorded_error(recorded, message, str(of.url))
 
 
-def _made(module: Any, kind: Any, recorded: Mapping[str, Any], message: str, response: Any) -> Any:
+def _made(module: Any, kind: Any, recorded: Mapping[str, Any], message: str, of: Any) -> Any:
     state = recorded.get("state") or {}
     if issubclass(kind, module.ClientConnectorError):
         key, cause = recorded["args"]
@@ -714,7 +732,7 @@ def _made(module: Any, kind: Any, recorded: Mapping[str, Any], message: str, res
         return kind(state["_path"], *arguments) if "_path" in state else kind(*arguments)
     if issubclass(kind, module.ClientResponseError):
         text = str(state.get("message", message))
-        return kind(response.request_info, (), status=state.get("status", 0), message=text)
+        return kind(of.request_info, (), status=state.get("status", 0), message=text)
     if issubclass(kind, OSError) and "errno" in state:
         return kind(state["errno"], state.get("strerror"))
     return kind() if message == kind.__name__ else kind(message)
