@@ -1142,6 +1142,24 @@ def test_a_hundred_requests_at_once(srv: Any, both: Run, read: Run) -> None:
     assert ends(read()) == ["finished"] * 100
 
 
+def test_nothing_is_held_of_what_is_over(srv: Any, both: Run) -> None:
+    kept = (boundary._attempts, boundary._params, boundary._watched, boundary._feeds)
+    gc.collect()
+    before = [len(held) for held in kept]  # errors of earlier tests may hold their responses
+
+    async def program() -> int:
+        async with aiohttp.ClientSession() as session:
+            for path in ("/json", "/sse", "/gzip", "/204", "/redirect", "/nowhere"):
+                async with session.get(srv.url + path) as got:
+                    await got.content.readany()
+                await session.post(srv.url + path, data=io.BytesIO(b"x"))
+        return 1
+
+    both(program, srv)
+    gc.collect()
+    assert [len(held) for held in kept] == before
+
+
 def test_the_lineage_of_what_follows_does_not_depend_on_connections(srv: Any, recorded: Run, bundle_path: Path) -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b"x"

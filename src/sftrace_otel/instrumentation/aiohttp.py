@@ -397,14 +397,19 @@ def _over(stream: Any, end: str, error: BaseException | None = None) -> None:
     watch.exchange.finish(end, error)
 
 
-async def _settle(stream: Any) -> None:
-    """End the exchange of a stream that was read to its end, off the loop where there is much to put together."""
-    if stream.at_eof():
-        watch = _watched.pop(id(stream), None)
-        if watch is not None and watch.exchange.large:
-            await in_thread(watch.exchange, functools.partial(watch.exchange.finish, "finished"))
-        elif watch is not None:
-            watch.exchange.finish("finished")
+async def _settle(stream: Any, got: Any) -> None:
+    """End the exchange of a stream that was read to its end, off the loop where there is much to put together.
+
+    Only a read that `got` nothing waits for that: one that is cancelled meanwhile must lose no data.
+    """
+    watch = _watched.get(id(stream))
+    if watch is None or not stream.at_eof():
+        return
+    if not watch.exchange.large:
+        _over(stream, "finished")
+    elif got in (b"", (b"", False)):
+        del _watched[id(stream)]
+        await in_thread(watch.exchange, functools.partial(watch.exchange.finish, "finished"))
 
 
 async def _read(stream: Any, reading: Awaitable[Any]) -> Any:
@@ -425,7 +430,7 @@ async def _read(stream: Any, reading: Awaitable[Any]) -> Any:
         if not stream._protocol.connected:
             _over(stream, "failed", error)
         raise
-    await _settle(stream)
+    await _settle(stream, got)
     return got
 
 
