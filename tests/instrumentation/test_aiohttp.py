@@ -1152,7 +1152,8 @@ def test_nothing_is_held_of_what_is_over(srv: Any, both: Run) -> None:
             for path in ("/json", "/sse", "/gzip", "/204", "/redirect", "/nowhere"):
                 async with session.get(srv.url + path) as got:
                     await got.content.readany()
-                await session.post(srv.url + path, data=io.BytesIO(b"x"))
+                async with session.post(srv.url + path, data=io.BytesIO(b"x")):
+                    pass
         return 1
 
     both(program, srv)
