@@ -852,8 +852,11 @@ def test_middlewares_run_again_and_their_retries_are_attempts(srv: Any, both: Ru
     assert steps == ["one", "two"]
 
 
-class _Polite(aiohttp.ClientResponse):
-    """A response class of a program's own."""
+class _Polite(aiohttp.ClientResponse):  # noqa: PLW1641
+    """A response class of a program's own, that cannot be hashed."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
 
     async def start(self, connection: Any) -> Any:
         self.started_by_us = True
@@ -1143,9 +1146,7 @@ def test_a_hundred_requests_at_once(srv: Any, both: Run, read: Run) -> None:
 
 
 def test_nothing_is_held_of_what_is_over(srv: Any, both: Run) -> None:
-    kept = (boundary._attempts, boundary._params, boundary._watched, boundary._feeds)
-    gc.collect()
-    before = [len(held) for held in kept]  # errors of earlier tests may hold their responses
+    kept = (boundary._watched, boundary._feeds)
 
     async def program() -> int:
         async with aiohttp.ClientSession() as session:
@@ -1158,7 +1159,7 @@ def test_nothing_is_held_of_what_is_over(srv: Any, both: Run) -> None:
 
     both(program, srv)
     gc.collect()
-    assert [len(held) for held in kept] == before
+    assert [len(held) for held in kept] == [0, 0]
 
 
 def test_the_lineage_of_what_follows_does_not_depend_on_connections(srv: Any, recorded: Run, bundle_path: Path) -> None:

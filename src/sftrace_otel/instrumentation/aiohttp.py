@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from sftrace_otel import recorder as recording
 from sftrace_otel.errors import ReplayExhaustedError, ReplayPolicyError
@@ -85,10 +84,21 @@ class _Asked:
         return self.answer
 
 
-_attempts: WeakKeyDictionary[Any, _Attempt | _Asked] = WeakKeyDictionary()
-"""By request while it is sent, by response from then on. No value may lead back to its key."""
-_params: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
-"""How the next answer on a protocol is to be parsed."""
+_ATTEMPT = "_sftrace_attempt"
+"""Member of a request while it is sent, then of its response: the attempt. Both may be of a program's own class, of
+which not every one can be the key of a dictionary."""
+_PARAMS = "_sftrace_params"
+"""Member of a protocol: how its next answer is to be parsed."""
+
+
+def _attempt_of(thing: Any) -> _Attempt | _Asked | None:
+    found = getattr(thing, "__dict__", {}).get(_ATTEMPT)
+    return found if isinstance(found, (_Attempt, _Asked)) else None
+
+
+def _params_of(connection: Any) -> dict[str, Any]:
+    found = getattr(getattr(connection, "protocol", None), "__dict__", {}).get(_PARAMS)
+    return found if isinstance(found, dict) else {}
 
 
 # --- drivers ----------------------------------------------------------------------------------------------------------
@@ -123,7 +133,7 @@ async def _connect(
 async def _send(
     wrapped: Callable[..., Awaitable[Any]], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    attempt = _attempts.pop(request, None)
+    attempt = _attempt_of(request)
     if attempt is None:  # the request of a proxy, or a connector that connects all by itself
         replay = replaying.active()
         recorder = recording.active()
@@ -136,7 +146,6 @@ async def _send(
             attempt = await _begin(recorder, request)
             if attempt is None:
                 return await wrapped(*args, **kwargs)
-    _attempts[request] = attempt  # for `_write_bytes`
     token = enter(aside())  # the task that writes a body takes no slot: not every attempt comes as far as to have one
     try:
         response = await wrapped(*args, **kwargs)
@@ -146,15 +155,20 @@ async def _send(
         raise
     finally:
         leave(token)
-        _attempts.pop(request, None)
-    _attempts[response] = attempt
+        request.__dict__.pop(_ATTEMPT, None)
+    response.__dict__[_ATTEMPT] = attempt
     return response
 
 
 def _write_bytes(wrapped: Callable[..., Any], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    attempt = _attempts.get(request)
+    attempt = _attempt_of(request)
     if attempt is not None and attempt.streams:
-        _tee_writer(args[0] if args else kwargs["writer"], attempt.sending)
+        try:
+            _tee_writer(args[0] if args else kwargs["writer"], attempt.sending)
+        except Exception as error:
+            if isinstance(attempt, _Asked):
+                raise
+            attempt.exchange.recorder.fault("recording a request", error)
     return wrapped(*args, **kwargs)
 
 
@@ -162,20 +176,21 @@ def _set_response_params(
     wrapped: Callable[..., Any], protocol: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     if replaying.active() is not None or recording.active() is not None:
-        _params[protocol] = kwargs
+        protocol.__dict__[_PARAMS] = kwargs
     return wrapped(*args, **kwargs)
 
 
 async def _start(
     wrapped: Callable[..., Awaitable[Any]], response: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    attempt = _attempts.get(response)
+    attempt = _attempt_of(response)
     if attempt is None:
         return await wrapped(*args, **kwargs)
     if isinstance(attempt, _Asked):
         return await _serve(wrapped, response, attempt)
-    connection = args[0] if args else kwargs["connection"]
-    params = _params.get(connection.protocol) or {}  # it may be released before the head has been parsed
+    params = _params_of(
+        args[0] if args else kwargs.get("connection")
+    )  # it may be released before the head has been parsed
     try:
         started = await wrapped(*args, **kwargs)
     except BaseException as error:
@@ -238,7 +253,7 @@ async def _begin(recorder: Recorder, request: Any) -> _Attempt | None:
         exchange = exchange_of(recorder, _head(request))
         exchange.place(tracing.current_ids(), tracing.http_span_id())
         body = _known_body(request)
-        attempt = _attempts[request] = _Attempt(exchange, body is None)
+        attempt = request.__dict__[_ATTEMPT] = _Attempt(exchange, body is None)
     except Exception as error:
         recorder.fault("recording a request", error)
         return None
@@ -296,7 +311,7 @@ def _as_seen(error: BaseException, of: Any, *, connecting: bool = False) -> Base
 
     aiohttp ends a total timeout by cancelling its own task, and gives the timeout of a connection a class of its own.
     """
-    if isinstance(error, asyncio.CancelledError) and getattr(of._timer, "_cancelled", False):
+    if isinstance(error, asyncio.CancelledError) and getattr(getattr(of, "_timer", None), "_cancelled", False):
         return TimeoutError()
     named = getattr(sys.modules.get("aiohttp"), "ConnectionTimeoutError", None)
     if connecting and isinstance(error, TimeoutError) and named is not None:
@@ -550,7 +565,7 @@ def _ask(replay: replaying.Active, request: Any, connector: Any) -> Any:
         error = _error(answer.exception, request) if answer.status is None and answer.exception else None
         if isinstance(error, _of_connecting()) and not answer.cancelled:
             raise error
-    _attempts[request] = asked
+    request.__dict__[_ATTEMPT] = asked
     loop = asyncio.get_running_loop()
     handler: Any = sys.modules["aiohttp.client_proto"].ResponseHandler
     connection: Any = sys.modules["aiohttp.connector"].Connection
@@ -569,11 +584,11 @@ def _unplugged(
     replay: replaying.Active, request: Any, connection: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], _Attempt | _Asked]:
     """The arguments of a `send` that goes nowhere, in place of the `connection` that a connector made by itself."""
-    params = _params.get(connection.protocol) or {}
+    params = _params_of(connection)
     served = _ask(replay, request, connection._connector)
     served.protocol.set_response_params(**params)
     connection.close()
-    return (served,), {}, _attempts.pop(request)
+    return (served,), {}, request.__dict__[_ATTEMPT]
 
 
 async def _serve(wrapped: Callable[..., Awaitable[Any]], response: Any, asked: _Asked) -> Any:
