@@ -27,13 +27,14 @@ def _load(name: str, path: Path) -> ModuleType:
 
 
 servers = _load("openai_server", ROOT / "tests" / "servers" / "openai_server.py")
+llm_servers = _load("llm_server", ROOT / "tests" / "servers" / "llm_server.py")
 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the developer's shell must not decide a test."""
     for name in list(os.environ):
-        if name.startswith(("OTEL_", "OPENAI_", "TRACELOOP_", "LANGFUSE_", "PHOENIX_", "LOGFIRE_")):
+        if name.startswith(("OTEL_", "OPENAI_", "ANTHROPIC_", "TRACELOOP_", "LANGFUSE_", "PHOENIX_", "LOGFIRE_")):
             monkeypatch.delenv(name)
 
 
@@ -56,4 +57,11 @@ def root() -> Path:
 def openai_server() -> Iterator[Any]:
     """A running `OpenAIServer` (tests/servers/openai_server.py); its module is `sys.modules["openai_server"]`."""
     with servers.OpenAIServer() as server:
+        yield server
+
+
+@pytest.fixture
+def llm_server() -> Iterator[Any]:
+    """A running `LlmServer` (tests/servers/llm_server.py); its module is `sys.modules["llm_server"]`."""
+    with llm_servers.LlmServer() as server:
         yield server

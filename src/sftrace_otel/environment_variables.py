@@ -79,6 +79,9 @@ OTEL_SFTRACE_REPLAY_REPORT = "OTEL_SFTRACE_REPLAY_REPORT"
 OTEL_SFTRACE_PARENT = "OTEL_SFTRACE_PARENT"
 """Run id of the process that started this one; set by this package."""
 
+OTEL_SFTRACE_PRICES = "OTEL_SFTRACE_PRICES"
+"""A JSON file with prices of models in US dollars per million tokens; LLM calls then say what they cost."""
+
 _CHOICES = (
     "OTEL_PYTHON_DISTRO",
     "OTEL_CONFIG_FILE",

@@ -35,7 +35,7 @@ from typing import Any, NoReturn, Self
 
 from sftrace_otel import recorder
 from sftrace_otel.bundle.read import Bundle, open_bundle, validate_bundle
-from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.match import Rule
 from sftrace_otel.core.miss import printable
 from sftrace_otel.core.plan import RecordedCall, extract_calls
@@ -190,7 +190,7 @@ def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
     for call in calls:
         if call.kind == "llm":
             request = call.input.get("request") if isinstance(call.input, dict) else None
-            for call_id, name, content in wire.tool_answers(request):
+            for call_id, name, content in dialects.tool_answers(call.method, request):
                 answered.answer(call_id, name, _content_digest(content))
         elif call.kind == "tool":
             answered.tool(call.name, canonical.digest(call.outcome.output))

@@ -45,7 +45,7 @@ class Settings:
     file with rules of one's own. `tools`: `module:callable` patterns traced on import. `quiet`: no lines on stderr.
     `replay`: a bundle to answer from instead of recording. `replay_order`: `causal`, `strict` or `any`.
     `replay_allow`: `host:port` pairs that may be connected to under replay. `replay_report`: file for the report.
-    `parent`: run id of the process that started this one.
+    `parent`: run id of the process that started this one. `prices`: a JSON file with prices of models.
     """
 
     dir: Path = Path("sftraces")
@@ -69,6 +69,7 @@ class Settings:
     replay_allow: tuple[str, ...] = ()
     replay_report: Path | None = None
     parent: str | None = None
+    prices: Path | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], **keywords: Any) -> Settings:
@@ -198,4 +199,5 @@ _READERS: dict[str, Callable[[object], object]] = {
     "replay_allow": _list,
     "replay_report": _path,
     "parent": _text,
+    "prices": _path,
 }

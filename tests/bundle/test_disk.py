@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import stat
@@ -229,6 +230,28 @@ def test_an_open_call_of_a_full_run_ends_in_it(tmp_path: Path) -> None:
     assert {row["end"] for one in (first, second) for row in one.calls} == {"finished"}
     assert len(first.calls) + len(second.calls) == 13
     assert first.run["verdict"]["offline"] is True and first.run["losses"]["open_calls"] == 0
+
+
+def test_a_span_that_ends_after_its_full_run_is_kept_or_counted(tmp_path: Path) -> None:
+    made = recording(tmp_path, max_run_mb=1)
+    work("first")
+    first = made.process_run()
+    for _ in range(12):
+        work("x" * 100_000)
+    for closer in list(made._closers):
+        closer.join()
+    assert first.closed
+    made.span_row(first, {"span_id": "late", "name": "cache"})
+    made.close()
+    alone = made.new_run("trace")
+    alone.open()
+    made.close_run(alone)
+    made.span_row(alone, {"span_id": "later"})
+    parts = bundles(tmp_path)
+    files = [one.path / "spans.jsonl" for one in parts]
+    rows = [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
+    assert [row["span_id"] for row in rows[1:]] == ["late"]
+    assert alone.losses == {"spans that came after their run was over": 1}
 
 
 def test_parts_of_a_recorded_block(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,25 @@ def test_nothing_but_a_bundle_is_ever_overwritten(tmp_path: Path, bundle: Path) 
     assert read.validate_bundle(bundle, verify_integrity=True).exit_code == 0
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux exchanges two names at once")
+def test_a_bundle_is_there_at_every_moment_of_an_overwrite(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_at(tmp_path)
+    seen = []
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        seen.append(read.open_bundle(bundle).manifest.run_id)
+        moved = real(self, target)
+        seen.append(read.open_bundle(bundle).manifest.run_id)
+        return moved
+
+    monkeypatch.setattr(Path, "rename", rename)
+    write.publish(folder, bundle, overwrite=True)
+    assert set(seen) == {"run_new"} and read.validate_bundle(bundle, verify_integrity=True).exit_code == 0
+
+
 @pytest.mark.parametrize("step", ["first", "second"])
 def test_a_failed_rename_leaves_the_old_bundle(
     step: str, tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +217,7 @@ def test_a_failed_rename_leaves_the_old_bundle(
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(write, "_exchange", lambda *_: False)
     with pytest.raises(TraceStorageError, match="Input/output error"):
         write.publish(folder, bundle, overwrite=True)
     monkeypatch.undo()

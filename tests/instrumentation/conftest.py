@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sftrace_otel import instrumentation, record, recorder
 from sftrace_otel.bundle.read import open_bundle
@@ -69,8 +75,61 @@ def read(bundle_path: Path) -> Callable[[], Any]:
 
 
 @pytest.fixture
+def load_server() -> Callable[[str], Any]:
+    """`load_server(name)` gives the module `tests/servers/<name>.py`."""
+
+    def load(name: str) -> Any:
+        path = Path(__file__).resolve().parent.parent / "servers" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
 def server_module() -> Any:
     return sys.modules["openai_server"]
+
+
+@pytest.fixture
+def exact(recorded: Callable[..., Any], frozen: Callable[..., Any], openai_server: Any) -> Iterator[Callable[..., Any]]:
+    """`exact(program, *args)` records `program`, stops the server, replays it frozen: the same result, or it fails.
+
+    Results are compared as values and by their types.
+    """
+
+    def run(program: Callable[..., Any], *args: Any) -> Any:
+        want = recorded(program, *args)
+        openai_server.stop()
+        received = len(openai_server.requests)
+        assert _typed(frozen(program, *args)) == _typed(want)
+        assert len(openai_server.requests) == received
+        return want
+
+    yield run
+    gc.collect()  # what the program left open is this test's affair
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return (dict, {key: _typed(item) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return (type(value), [_typed(item) for item in value])
+    return (type(value), value)
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Any]]]:
+    """`spans()` are those that ended until now, of a provider that is the global one inside the test."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    yield lambda: list(exporter.get_finished_spans())
+    provider.shutdown()
 
 
 @contextlib.contextmanager

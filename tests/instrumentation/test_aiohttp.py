@@ -39,7 +39,7 @@ from sftrace_otel import (
 )
 from sftrace_otel.bundle.read import open_bundle
 from sftrace_otel.instrumentation import aiohttp as boundary
-from sftrace_otel.instrumentation import guard
+from sftrace_otel.instrumentation import aiohttp_served, guard
 from sftrace_otel.instrumentation.exchange import Exchange
 
 Run = Callable[..., Any]
@@ -57,7 +57,7 @@ def _server(name: str) -> ModuleType:
     return module
 
 
-MINI, RAW = _server("mini_server"), _server("raw_server")
+MINI, SCRIPTED = _server("mini_server"), _server("script_server")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def raw() -> Iterator[Callable[[Callable[[Any], None]], Any]]:
     running: list[Any] = []
 
     def start(script: Callable[[Any], None]) -> Any:
-        running.append(RAW.RawServer(script).__enter__())
+        running.append(SCRIPTED.ScriptServer(script).__enter__())
         return running[-1]
 
     yield start
@@ -465,7 +465,7 @@ def test_reading_on_where_the_recording_was_closed_stops_the_replay(raw: Run, re
 
     assert recorded(lambda: asyncio.run(program(1))) == [b"half\n"]
     server.stop()
-    with pytest.raises(ReplayExhaustedError, match="closed this answer before its end"):
+    with pytest.raises(ReplayExhaustedError, match="was left before its end"):
         frozen(lambda: asyncio.run(program(2)))
 
 
@@ -492,8 +492,8 @@ def test_what_is_open_when_the_interpreter_goes_is_in_the_bundle(raw: Run, tmp_p
     assert done.returncode == 0
     assert "sftrace" not in done.stderr
     (path,) = (tmp_path / "out").glob("*.sftrace")
-    assert ends(open_bundle(path)) == ["open"]
-    assert [item["kind"] for item in open_bundle(path).run["verdict"]["obstacles"]] == ["open_calls"]
+    assert ends(open_bundle(path)) == ["cut"]
+    assert body_of(open_bundle(path), rows(open_bundle(path))[0]) == b"half\n"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -925,7 +925,7 @@ def test_a_connector_that_connects_all_by_itself_is_recorded_and_lets_nothing_ou
             loop = asyncio.get_running_loop()
             if len(used) > 1:
                 protocol = self._factory()
-                protocol.connection_made(boundary._Nowhere())
+                protocol.connection_made(aiohttp_served._Nowhere())
             else:
                 with guard.inside():
                     _, protocol = await loop.create_connection(self._factory, "127.0.0.1", srv.port)
@@ -1128,6 +1128,26 @@ def test_another_instrumentation_with_trace_configs_gives_its_span_to_the_call(
     assert dict(map(tuple, rows(read())[0]["request"]["headers"]))["traceparent"].startswith("00-abab")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_model_is_one(stream: bool, srv: Any, both: Run, read: Run) -> None:
+    body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+
+    async def program() -> list[Any]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(srv.url + "/v1/chat/completions", json=body) as got,
+        ):
+            return [line async for line in got.content]
+
+    want = both(program, srv)
+    assert len(want) == (14 if stream else 1)
+    (asked,) = [event for event in read().events if event.type == "llm_request"]
+    (told,) = [event for event in read().events if event.type == "llm_response"]
+    assert asked.model == "m"
+    assert told.output["choices"][0]["message"]["content"] == ("Hello world" if stream else "answer 1 to 1 messages")
+    assert [row["module"] for row in rows(read())] == ["aiohttp"]
+
+
 # --- many, large, secret ----------------------------------------------------------------------------------------------
 
 
@@ -1146,7 +1166,7 @@ def test_a_hundred_requests_at_once(srv: Any, both: Run, read: Run) -> None:
 
 
 def test_nothing_is_held_of_what_is_over(srv: Any, both: Run) -> None:
-    kept = (boundary._watched, boundary._feeds)
+    kept = (boundary._watched, aiohttp_served.feeds)
 
     async def program() -> int:
         async with aiohttp.ClientSession() as session:

@@ -319,3 +319,37 @@ def test_our_package_alone_in_an_environment_of_its_own(
         cwd=tmp_path, env={"PATH": str(bin_folder)}, capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     check_recorded(child, done.stderr)
+
+
+CLAUDE = """
+import json, sys
+early = "anthropic" in sys.modules
+from opentelemetry import trace
+import anthropic, httpx, httpx2
+ask = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+with trace.get_tracer("agent").start_as_current_span("root"):
+    client = anthropic.Anthropic(base_url=URL, api_key="k", max_retries=0)
+    client.messages.create(**ask)
+    with client.messages.stream(**ask) as stream:
+        stream.get_final_message()
+    for module in (httpx, httpx2):
+        headers = {"anthropic-version": "2023-06-01"}
+        with module.Client() as bare, bare.stream("POST", URL + "/v1/messages", json=ask, headers=headers) as response:
+            response.read()
+print(json.dumps({"early": early}))
+"""
+
+
+def test_each_call_of_a_model_is_one_call_whatever_makes_spans_of_it(child: Child, llm_server: Any) -> None:
+    """The SDK's own span, ours, and that of the HTTP instrumentation around a bare client's exchange."""
+    servers = sys.modules["llm_server"]
+    message = {"type": "message", "role": "assistant", "model": "m", "content": [], "usage": {"output_tokens": 1}}
+    stream = servers.named_events({"type": "message_start", "message": message}, {"type": "message_stop"})
+    llm_server.replies.extend([servers.whole(message), stream, servers.whole(message), servers.whole(message)])
+    done = child.run(CLAUDE.replace("URL", repr(llm_server.url)), command=INSTRUMENT)
+    assert '"early": false' in done.stdout
+    assert "failed" not in done.stderr
+    assert [event["provider"] for event in child.bundles.events("llm_request")] == ["anthropic"] * 4
+    assert child.bundles.events("tool_call") == []
+    assert [row["span"] for row in child.bundles.lines("calls.jsonl")] == ["recorded"] * 4
+    assert child.bundles.spans() == ["root"]

@@ -282,3 +282,45 @@ def test_a_document_hides_what_its_value_hides(value: Any) -> None:
     policy = RedactionPolicy.default({})
     text = json.dumps({"v": value})
     assert json.loads(policy.redact_document(text)[0]) == policy.redact({"v": value})[0]
+
+
+_SPELT = st.text(st.sampled_from('a": \\,{}é'), max_size=6)
+_GAP = st.sampled_from(["", "", " ", "\n", "\t "])
+
+
+@st.composite
+def _object_text(draw: st.DrawFn, depth: int = 2) -> str:
+    """The text of an object whose keys may stand there twice, spaced and escaped in any way."""
+    members = []
+    for _ in range(draw(st.integers(0, 4))):
+        key, gap = draw(_SPELT), draw(_GAP)
+        if depth and draw(st.booleans()):
+            value = draw(_object_text(depth - 1))
+        else:
+            value = json.dumps(draw(_SPELT), ensure_ascii=draw(st.booleans()))
+        if draw(st.booleans()):
+            value = value.replace(":", "\\u003a") if value.startswith('"') else value
+        members.append(f"{json.dumps(key)}{gap}:{draw(_GAP)}{value}")
+    return "{" + f",{draw(_GAP)}".join(members) + "}"
+
+
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise ValueError
+    return dict(pairs)
+
+
+@settings(max_examples=400)
+@given(_object_text())
+def test_a_key_that_stands_twice_is_never_overlooked(text: str) -> None:
+    try:
+        want = json.loads(text, object_pairs_hook=_keys_once)
+    except ValueError:
+        want = None
+    assert loads(text) == want
+
+
+def test_a_stream_with_a_key_twice_hides_what_the_first_holds() -> None:
+    line = '{"delta": {"content": "sk-abcdefgh12345678"}, "x": 1, "delta": {"content": "fine"}}'
+    body = f"data: {line}\n\ndata: [DONE]\n\n"
+    assert "sk-abcdefgh12345678" not in POLICY.redact_document(body)[0]

@@ -232,3 +232,10 @@ def test_what_was_found_clean_is_forgotten_when_it_is_too_much() -> None:
     kept = sum(map(len, policy._clean))
     assert kept < 5_000_000
     assert policy.redact({"text": "harmless words"})[1] == ()
+
+
+@pytest.mark.parametrize("name", ["PWD", "OLDPWD"])
+def test_the_shells_working_folder_is_no_password(name: str) -> None:
+    policy = RedactionPolicy.default({name: "/srv/shop/agents-1", "DB_PWD": "correct-horse-9"})
+    assert policy.redact("cannot open /srv/shop/agents-1/menu.txt") == ("cannot open /srv/shop/agents-1/menu.txt", ())
+    assert policy.redact("it is correct-horse-9")[0] == "it is [REDACTED]"

@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Context, Decimal
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -78,6 +79,7 @@ class Counts:
     absent: int = 0
     failure_step: int = 0
     damaged: int = 0
+    cost: Decimal | None = None
     entries: list[RedactionEntry] = field(default_factory=list)
 
 
@@ -95,7 +97,7 @@ def manifest_of(closing: Closing, counts: Counts) -> Manifest:
             events=counts.events,
             llm_calls=counts.llm,
             tool_calls=counts.tool,
-            cost_usd=None,
+            cost_usd=None if counts.cost is None else float(counts.cost),
             duration_ms=closing.duration_ms,
         ),
     )
@@ -224,15 +226,16 @@ def _call_row(begin: Begin, end: End | None, closing: Closing, counts: Counts) -
         row.span = "absent" if scope is None else "recorded"
     if scope is not None:
         row.scope = scope
-    if begin.cut or (end is not None and end.cut):
+    extra = end.extra if end is not None else {}
+    if (begin.cut or (end is not None and end.cut)) and "truncated" not in extra:
         row.truncated = True
     if begin.tags or (end is not None and end.tags):
         row.tags = _tags(begin, end)
     if end is not None and end.error is not None:
         row.exception = {key: end.error[key] for key in _EXCEPTION if key in end.error}
     line = encode(row)
-    if end is not None and end.extra:
-        line = line[:-1] + b"," + encode(end.extra)[1:]
+    if extra:
+        line = line[:-1] + b"," + encode(extra)[1:]
     return line + b"\n"
 
 
@@ -323,9 +326,13 @@ class _Events:
     def _answer(self, begin: Begin, end: End, event_id: str) -> bytes:
         if begin.kind == "llm":
             prompt, completion, total = map(orjson.dumps, end.tokens)
+            cost = b"null"
+            if end.cost is not None:
+                self._counts.cost = _EXACT.add(self._counts.cost or 0, end.cost)
+                cost = orjson.dumps(float(end.cost))
             own = (
-                b',"model":%s,"output":%s,"prompt_tokens":%s,"completion_tokens":%s,"total_tokens":%s,"cost_usd":null'
-                % (self._text(end.model or begin.model), end.p, prompt, completion, total)
+                b',"model":%s,"output":%s,"prompt_tokens":%s,"completion_tokens":%s,"total_tokens":%s,"cost_usd":%s'
+                % (self._text(end.model or begin.model), end.p, prompt, completion, total, cost)
             )
             kind = b"llm_response"
         else:
@@ -390,6 +397,7 @@ _LINE = (
     b'{"id":"%s","run_id":%s,"parent_id":%s,"step":%d,"type":"%s","timestamp":"%s","duration_ms":%s,"status":"%s",'
     b'"replay_policy":"%s","input_hash":%s,"output_hash":%s,"redactions":%s%s}\n'
 )
+_EXACT = Context(prec=100)
 _NULL_HASH = hashlib.sha256(b"null").hexdigest()
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import orjson
 
 from sftrace_otel.bundle.build import Closing, Counts, build, manifest_of, read_records, sorted_records, timestamp
-from sftrace_otel.bundle.records import JOURNAL_FILE, JOURNAL_SUFFIX, NOTHING, Begin, End, Head, Record, Single, encode
+from sftrace_otel.bundle.records import JOURNAL_FILE, JOURNAL_SUFFIX, NOTHING, Begin, End, Head, Single, encode
 from sftrace_otel.bundle.write import finish_folder, is_bundle, publish
 from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.formats import sidecars
@@ -61,7 +61,7 @@ class Journal:
         self._main = self._open(JOURNAL_FILE)
         hold(self._main)
         if head is not None:
-            self.append(encode(head) + b"\n")
+            self.introduce(head)
 
     def _make_folder(self) -> None:
         """Never into what another process left: a folder that is there stays, for `recover`."""
@@ -78,17 +78,24 @@ class Journal:
 
     def append(self, line: bytes) -> None:
         """Append one record; `line` ends with a newline."""
-        self.size += _write(self._main, line)
+        size = len(line)
+        done = os.write(self._main, line)
+        if done != size:
+            _write_rest(self._main, line, done)
+        self.size += size
         if self._sync:
             os.fsync(self._main)
 
-    def record(self, record: Record) -> None:
+    def introduce(self, head: Head) -> None:
+        """Say whose run it is, before anything else."""
+        self.append(encode(head) + b"\n")
+
+    def record(self, record: Begin | End | Single) -> None:
         """Append one record and remember whether they still come in order of time."""
-        if not isinstance(record, Head):
-            if record.m < self._last:
-                self._in_order = False
-            else:
-                self._last = record.m
+        if record.m < self._last:
+            self._in_order = False
+        else:
+            self._last = record.m
         self.append(encode(record) + b"\n")
 
     def row(self, sidecar: str, row: Mapping[str, object]) -> None:
@@ -187,14 +194,18 @@ def _close(file: int) -> None:
 
 
 def _write(file: int, data: bytes) -> int:
-    """Write all of `data` and give its length. What a full disk lets in of a line is taken back, so none stays torn."""
+    """Write all of `data` and give its length."""
     done = os.write(file, data)
-    if done == len(data):
-        return done
+    if done != len(data):
+        _write_rest(file, data, done)
+    return len(data)
+
+
+def _write_rest(file: int, data: bytes, done: int) -> None:
+    """Write what is left of `data`. What a full disk lets in of a line is taken back, so none stays torn."""
     try:
         while done < len(data):
             done += os.write(file, data[done:])
     except OSError:
         os.ftruncate(file, os.lseek(file, 0, os.SEEK_END) - done)
         raise
-    return done

@@ -8,6 +8,7 @@ of its own for the head (two files to be torn apart), and a checksum for each re
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ class Begin(msgspec.Struct, tag_field="k", tag="b", gc=False, omit_defaults=True
 
 
 class End(msgspec.Struct, tag_field="k", tag="e", gc=False, omit_defaults=True):
-    """A call ended: with an output `p`, or with an error, or both (a failed tool)."""
+    """A call ended: with an output `p`, or with an error, or both (a failed tool). `cost` in US dollars."""
 
     n: int
     m: int
@@ -61,6 +62,7 @@ class End(msgspec.Struct, tag_field="k", tag="e", gc=False, omit_defaults=True):
     tags: dict[str, str] = {}
     extra: dict[str, Any] = {}
     cut: bool = False
+    cost: Decimal | None = None
 
 
 class Single(msgspec.Struct, tag_field="k", tag="v", gc=False, omit_defaults=True):

@@ -2,9 +2,10 @@
 """Writing bundles: a folder is filled under a hidden name beside its target and appears there by one rename.
 
 Decision: `integrity.json` is written last, over the bytes that are on disk, so its presence means that the rest is
-complete; then the folder is renamed. A bundle is replaced only by moving the old one aside first, and only if it is
-one. Rejected: temp file and rename for each file (a reader could see files of two bundles), and hashing while writing
-(would trust the writer's memory, not the disk).
+complete; then the folder is renamed. A bundle is replaced only if it is one, by an exchange of the two names where the
+system has that (Linux), so that at every moment one of them is there; elsewhere the old one is moved aside first.
+Rejected: temp file and rename for each file (a reader could see files of two bundles), and hashing while writing (would
+trust the writer's memory, not the disk).
 
 Folders get mode 0700 and files 0600. Nothing is written through a symbolic link.
 """
@@ -15,6 +16,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,8 @@ from sftrace_otel.formats.sftrace import EventBase, Manifest, RedactionEntry, Re
 
 SUFFIX = ".sftrace"
 _CHUNK = 1 << 20
+_HERE, _EXCHANGE = -100, 2
+"""AT_FDCWD and RENAME_EXCHANGE of Linux."""
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_FOLLOW | getattr(os, "O_CLOEXEC", 0)
 
@@ -286,13 +290,33 @@ def _sync_folder(folder: Path) -> None:
 def _swap(folder: Path, target: Path) -> None:
     """Put `folder` where the bundle `target` is; the old one comes back if that fails."""
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
-    target.rename(aside)
-    try:
-        folder.rename(target)
-    except OSError:
-        aside.rename(target)
-        raise
+    if _exchange(folder, target):
+        try:
+            folder.rename(aside)  # a name that nobody takes for a journal
+        except OSError:
+            aside = folder
+    else:
+        target.rename(aside)
+        try:
+            folder.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places at once; False where the system or the file system cannot (renameat2(2))."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    rename.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return bool(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)
 
 
 @contextmanager

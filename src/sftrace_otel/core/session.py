@@ -121,8 +121,10 @@ class Session:
             if self._latched is None:
                 self._latched = _twin(error)
 
-    def decide(self, live: LiveCall) -> Decision:
+    def decide(self, live: LiveCall, otherwise: LiveCall | None = None) -> Decision:
         """Which recorded call answers `live`. It is used from then on, and what it enclosed is skipped with it.
+
+        `otherwise` is the same call as another version recorded it; it is looked for where `live` has no answer.
 
         Raises:
             ReplayExhaustedError: Everything that could answer has been used, or the recording ends inside the call.
@@ -133,8 +135,8 @@ class Session:
         with self._lock:
             self._raise_latched()
             try:
-                asked = Asked(live, self._lookup)
-                index, rung = self._in_sequence(asked) if self.order == "strict" else self._find(asked)
+                forms = [Asked(form, self._lookup) for form in (live, otherwise) if form is not None]
+                asked, index, rung = self._in_sequence(forms) if self.order == "strict" else self._find(forms)
                 self._require_servable(index, asked)
             except FormatError as error:
                 self._stop(diagnose.cannot_match(self._lookup, error))
@@ -185,17 +187,28 @@ class Session:
 
     # --- finding ------------------------------------------------------------------------------------------------------
 
-    def _find(self, asked: Asked) -> tuple[int, str]:
-        """The recorded call that answers, by the first rung that has one whose turn has come."""
-        early: int | None = None
-        for index, rung in self._candidates(asked):
-            blocker = None if self._causal is None else self._causal.blocker(index)
-            if blocker is None:
-                return index, rung
-            early = blocker if early is None else early
+    def _find(self, forms: Sequence[Asked]) -> tuple[Asked, int, str]:
+        """The recorded call that answers, by the first rung that has one whose turn has come, and to which form."""
+        early: tuple[Asked, int] | None = None
+        for asked in forms:
+            for index, rung in self._candidates(asked):
+                blocker = None if self._causal is None else self._causal.blocker(index)
+                if blocker is None:
+                    return asked, index, rung
+                early = (asked, blocker) if early is None else early
         if early is not None:
-            raise diagnose.out_of_order(self._lookup, asked, early, self.order)
-        raise diagnose.no_answer(self._lookup, asked)
+            raise diagnose.out_of_order(self._lookup, *early, self.order)
+        raise diagnose.no_answer(self._lookup, self._nearer(forms))
+
+    def _nearer(self, forms: Sequence[Asked]) -> Asked:
+        """The form of a call without an answer in which the recording has calls like it; the first if in none."""
+        lookup = self._lookup
+        for asked in forms if len(forms) > 1 else ():
+            name = asked.live.name if asked.live.kind == "http" else None
+            for index, call in enumerate(lookup.calls):
+                if lookup.identity_of(index) == asked.identity and name in (None, call.name):
+                    return asked
+        return forms[0]
 
     def _candidates(self, asked: Asked) -> Iterator[tuple[int, str]]:
         lookup = self._lookup
@@ -207,18 +220,21 @@ class Session:
         for index in lookup.equal_where_redacted(asked):
             yield index, "redacted"
 
-    def _in_sequence(self, asked: Asked) -> tuple[int, str]:
+    def _in_sequence(self, forms: Sequence[Asked]) -> tuple[Asked, int, str]:
         """Strict order: the next recorded call, or an error."""
         lookup = self._lookup
         while self._next < len(lookup) and lookup.used[self._next]:
             self._next += 1
         index = self._next
         if index == len(lookup):
-            raise diagnose.no_answer(lookup, asked)
+            raise diagnose.no_answer(lookup, self._nearer(forms))
+        kind = lookup.calls[index].kind
+        asked = next((form for form in forms if form.live.kind == kind), forms[0])
         if lookup.equals(index, asked):
-            return index, "lineage" if lookup.calls[index].lineage == asked.live.lineage is not None else "digest"
+            rung = "lineage" if lookup.calls[index].lineage == asked.live.lineage is not None else "digest"
+            return asked, index, rung
         if lookup.agrees(index, asked):
-            return index, "redacted"
+            return asked, index, "redacted"
         if next(lookup.equal(asked), None) is not None:
             raise diagnose.out_of_order(lookup, asked, index, self.order)
         raise diagnose.no_answer(lookup, asked, nearest=index)

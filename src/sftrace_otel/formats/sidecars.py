@@ -86,7 +86,11 @@ class WireRequest(TypedDict, total=False):
 
 
 class WireRow(TypedDict, total=False):
-    """One HTTP attempt of `wire.jsonl`. `chunks` are [bytes, ns since the attempt began] of the decoded body."""
+    """One HTTP attempt of `wire.jsonl`. `chunks` are [bytes, ns since the attempt began] of the decoded body.
+
+    `full` is there for an answer of which only the beginning was kept: size and SHA-256 of it all, as it came; without
+    the digest where a secret was found in what was kept.
+    """
 
     event_id: str
     call: int
@@ -107,6 +111,8 @@ class WireRow(TypedDict, total=False):
     end: str
     exception: Recorded | None
     redacted: bool
+    truncated: bool
+    full: dict[str, Any]
 
 
 class Obstacle(TypedDict, total=False):

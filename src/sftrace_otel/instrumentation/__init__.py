@@ -14,21 +14,23 @@ __all__ = ["install", "uninstall"]
 
 def install(tools: Sequence[str] = ()) -> None:
     """Put every boundary on; libraries not imported yet are patched when they are. Twice is once."""
-    from sftrace_otel.instrumentation import aiohttp, httpx, openai, spawns, websockets
+    from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, urllib3, websockets
     from sftrace_otel.instrumentation import tools as tool_boundary
 
     httpx.install()
     aiohttp.install()
+    urllib3.install()
     websockets.install()
     openai.install()
+    anthropic.install()
     spawns.install()
     tool_boundary.install(tools)
 
 
 def uninstall() -> None:
     """Take every boundary off again."""
-    from sftrace_otel.instrumentation import aiohttp, httpx, openai, spawns, websockets
+    from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, urllib3, websockets
     from sftrace_otel.instrumentation import tools as tool_boundary
 
-    for boundary in (tool_boundary, spawns, openai, websockets, aiohttp, httpx):
+    for boundary in (tool_boundary, spawns, anthropic, openai, websockets, urllib3, aiohttp, httpx):
         boundary.uninstall()

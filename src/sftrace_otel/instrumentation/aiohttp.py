@@ -7,9 +7,7 @@ hop and every retry is an exchange by itself, of what really goes out. The body'
 subclass without members of its own, put on that one object: the program keeps the stream that aiohttp feeds, and each
 piece is noted as it is taken out of its buffer. aiohttp decodes gzip, deflate, br and zstd before that; then the bundle
 says `encoding_removed`, as it does where we decode.
-A replayed attempt gets a connection that leads nowhere, over aiohttp's own protocol: the recorded head is parsed and
-the recorded chunks are decoded, streamed and raised by aiohttp itself, each when the program asks for it.
-A websocket is noted, not recorded, and refused under replay.
+A replayed attempt is answered by `aiohttp_served`. A websocket is noted, not recorded, and refused under replay.
 Rejected: `ClientSession._request` (hides redirects and retries, and answers cannot be of the program's
 `response_class`), trace configs (they see no body of an answer), a proxy object for the stream (no `StreamReader`).
 
@@ -22,25 +20,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from types import ModuleType
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sftrace_otel import recorder as recording
-from sftrace_otel.errors import ReplayExhaustedError, ReplayPolicyError
+from sftrace_otel.errors import ReplayPolicyError
 from sftrace_otel.instrumentation import guard, replaying, tracing
-from sftrace_otel.instrumentation.exchange import LARGE, Exchange, Head, Pairs, header, unpacked
-from sftrace_otel.instrumentation.outcomes import Answer
+from sftrace_otel.instrumentation.aiohttp_served import Asked, connected, started, with_methods
+from sftrace_otel.instrumentation.exchange import LARGE, Exchange, Head, Pairs, unpacked
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.instrumentation.serving import (
-    Body,
-    exchange_of,
-    in_thread,
-    recorded_error,
-    sends_unseen,
-    served_answer,
-)
+from sftrace_otel.instrumentation.serving import exchange_of, in_thread, sends_unseen
 from sftrace_otel.recorder import Recorder, aside, enter, leave
 
 __all__ = ["install", "patched", "uninstall"]
@@ -59,31 +48,6 @@ class _Attempt:
         self.exchange.sending(chunk)
 
 
-class _Asked:
-    """An attempt that is answered from the recording."""
-
-    __slots__ = ("answer", "connection", "head", "known", "parts", "replay", "streams")
-
-    def __init__(self, replay: replaying.Active, request: Any) -> None:
-        self.replay = replay
-        self.head = _head(request)
-        self.known = _known_body(request)
-        self.streams = self.known is None
-        self.parts: list[bytes] = []
-        self.answer: Answer | None = None
-        self.connection: Any = None
-
-    def sending(self, chunk: bytes) -> None:
-        self.parts.append(chunk)
-
-    def serve(self, error: BaseException | None = None) -> Answer:
-        """The recorded answer, looked up once. Raises a ReplayError, or `error` of the program's own body."""
-        if self.answer is None:
-            body = b"".join(self.parts) if self.known is None else self.known
-            self.answer = served_answer(self.replay, self.head, Body(body, error))
-        return self.answer
-
-
 _ATTEMPT = "_sftrace_attempt"
 """Member of a request while it is sent, then of its response: the attempt. Both may be of a program's own class, of
 which not every one can be the key of a dictionary."""
@@ -91,9 +55,9 @@ _PARAMS = "_sftrace_params"
 """Member of a protocol: how its next answer is to be parsed."""
 
 
-def _attempt_of(thing: Any) -> _Attempt | _Asked | None:
+def _attempt_of(thing: Any) -> _Attempt | Asked | None:
     found = getattr(thing, "__dict__", {}).get(_ATTEMPT)
-    return found if isinstance(found, (_Attempt, _Asked)) else None
+    return found if isinstance(found, (_Attempt, Asked)) else None
 
 
 def _params_of(connection: Any) -> dict[str, Any]:
@@ -117,7 +81,8 @@ async def _connect(
         with guard.inside():
             return await wrapped(*args, **kwargs)
     if replay is not None:
-        return _ask(replay, request, connector)
+        asked = _asked(replay, request)
+        return connected(asked, request, connector)
     assert recorder is not None
     attempt = await _begin(recorder, request)
     if attempt is None:
@@ -140,7 +105,8 @@ async def _send(
         if (replay is None and recorder is None) or _passes(replay, request) or _is_websocket(request):
             return await wrapped(*args, **kwargs)
         if replay is not None:
-            args, kwargs, attempt = _unplugged(replay, request, args[0] if args else kwargs["conn"])
+            attempt = _asked(replay, request)
+            args, kwargs = (_unplugged(attempt, request, args[0] if args else kwargs["conn"]),), {}
         else:
             assert recorder is not None
             attempt = await _begin(recorder, request)
@@ -166,7 +132,7 @@ def _write_bytes(wrapped: Callable[..., Any], request: Any, args: tuple[Any, ...
         try:
             _tee_writer(args[0] if args else kwargs["writer"], attempt.sending)
         except Exception as error:
-            if isinstance(attempt, _Asked):
+            if isinstance(attempt, Asked):
                 raise
             attempt.exchange.recorder.fault("recording a request", error)
     return wrapped(*args, **kwargs)
@@ -186,18 +152,18 @@ async def _start(
     attempt = _attempt_of(response)
     if attempt is None:
         return await wrapped(*args, **kwargs)
-    if isinstance(attempt, _Asked):
-        return await _serve(wrapped, response, attempt)
+    if isinstance(attempt, Asked):
+        return await started(wrapped, response, attempt)
     params = _params_of(
         args[0] if args else kwargs.get("connection")
     )  # it may be released before the head has been parsed
     try:
-        started = await wrapped(*args, **kwargs)
+        given = await wrapped(*args, **kwargs)
     except BaseException as error:
         attempt.exchange.failed(_as_seen(error, response))
         raise
     _watch(attempt.exchange, response, decoded=params.get("auto_decompress", True))
-    return started
+    return given
 
 
 def _let_go(wrapped: Callable[..., Any], response: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -215,6 +181,20 @@ def _close_connector(wrapped: Callable[..., Any], connector: Any, args: tuple[An
         return wrapped(*args, **kwargs)
     finally:
         leave(token)
+
+
+def _asked(replay: replaying.Active, request: Any) -> Asked:
+    asked = request.__dict__[_ATTEMPT] = Asked(replay, _head(request), _known_body(request))
+    return asked
+
+
+def _unplugged(asked: Asked, request: Any, connection: Any) -> Any:
+    """The connection of a served request, in place of the one that a connector made all by itself."""
+    params = _params_of(connection)
+    connection.close()
+    served = connected(asked, request, connection._connector)
+    served.protocol.set_response_params(**params)
+    return served
 
 
 def _passes(replay: replaying.Active | None, request: Any) -> bool:
@@ -340,7 +320,7 @@ def _watch(exchange: Exchange, response: Any, *, decoded: bool) -> None:
             exchange.finish("finished")
         else:
             _watched[id(content)] = _Watch(exchange)
-            content.__class__ = _with(_WatchedStream, type(content))
+            content.__class__ = with_methods(_WatchedStream, type(content))
     except Exception as error:
         exchange.recorder.fault("recording an answer", error)
         exchange.finish("abandoned")
@@ -385,19 +365,6 @@ class _Watch:
 
 _watched: dict[int, _Watch] = {}
 """By the id of the stream, which takes its own entry away when it goes. No entry may lead to its stream."""
-
-
-def _with(mixin: type, base: Any) -> Any:
-    """`base` with the methods of `mixin`, laid out as `base` is: an object of `base` can become one of it."""
-    made = _made_of.get((mixin, base))
-    if made is None:
-        made = _made_of[mixin, base] = type(
-            base.__name__, (mixin, base), {"__slots__": (), "__module__": base.__module__}
-        )
-    return made
-
-
-_made_of: dict[tuple[type, type], type] = {}
 
 
 def _over(stream: Any, end: str, error: BaseException | None = None) -> None:
@@ -498,274 +465,6 @@ class _WatchedStream:
 
     def __del__(self) -> None:
         _over(self, "abandoned")
-
-
-# --- replaying --------------------------------------------------------------------------------------------------------
-
-
-class _Nowhere(asyncio.Transport):
-    """The other side of a served request: takes everything, sends nothing."""
-
-    def write(self, data: Any) -> None:
-        """Nothing is sent."""
-
-    def writelines(self, list_of_data: Any) -> None:
-        """Nothing is sent."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def abort(self) -> None:
-        """Nothing is open."""
-
-    def pause_reading(self) -> None:
-        """A chunk comes only when it is asked for."""
-
-    def resume_reading(self) -> None:
-        """As `pause_reading`."""
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-
-class _Unpooled:
-    """A `Connection` that never goes into the connector's pool."""
-
-    def close(self: Any) -> None:
-        self._notify_release()
-        if self._protocol is not None:
-            self._protocol.close()
-            self._protocol = None
-
-    def release(self: Any) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        """Nothing is open that could be left unclosed."""
-
-
-class _Patient:
-    """A `ResponseHandler` that does not wait for the recording as it would for a server."""
-
-    def set_response_params(self, **params: Any) -> None:
-        super().set_response_params(**{**params, "read_until_eof": True, "read_timeout": None})  # type: ignore[misc]
-
-
-def _ask(replay: replaying.Active, request: Any, connector: Any) -> Any:
-    """A connection that leads nowhere, for a request that will be answered from the recording.
-
-    Raises what the connector raised; some versions of aiohttp try again what is raised later on.
-    """
-    asked = _Asked(replay, request)
-    if not asked.streams:
-        answer = asked.serve()
-        error = _error(answer.exception, request) if answer.status is None and answer.exception else None
-        if isinstance(error, _of_connecting()) and not answer.cancelled:
-            raise error
-    request.__dict__[_ATTEMPT] = asked
-    loop = asyncio.get_running_loop()
-    handler: Any = sys.modules["aiohttp.client_proto"].ResponseHandler
-    connection: Any = sys.modules["aiohttp.connector"].Connection
-    protocol = _with(_Patient, handler)(loop)
-    protocol.connection_made(_Nowhere())
-    asked.connection = _with(_Unpooled, connection)(connector, request.connection_key, protocol, loop)
-    return asked.connection
-
-
-def _of_connecting() -> tuple[type[BaseException], ...]:
-    module = sys.modules["aiohttp.client_exceptions"]
-    return (module.ClientConnectorError, module.ConnectionTimeoutError)
-
-
-def _unplugged(
-    replay: replaying.Active, request: Any, connection: Any
-) -> tuple[tuple[Any, ...], dict[str, Any], _Attempt | _Asked]:
-    """The arguments of a `send` that goes nowhere, in place of the `connection` that a connector made by itself."""
-    params = _params_of(connection)
-    served = _ask(replay, request, connection._connector)
-    served.protocol.set_response_params(**params)
-    connection.close()
-    return (served,), {}, request.__dict__[_ATTEMPT]
-
-
-async def _serve(wrapped: Callable[..., Awaitable[Any]], response: Any, asked: _Asked) -> Any:
-    """Start `response` with the recorded answer, or raise the recorded error."""
-    connection, asked.connection = asked.connection, None
-    if response._continue is not None and not response._continue.done():
-        response._continue.set_result(True)
-    if response._writer is not None:
-        await asyncio.wait([response._writer])
-    answer = asked.serve(connection.protocol.exception())
-    if answer.status is None:
-        if answer.cancelled:  # it was cancelled when it was recorded; so it waits until it is cancelled again
-            await asyncio.get_running_loop().create_future()
-        raise _error(answer.exception or {}, response)
-    feed = _Feed(asked.replay, answer, response)
-    connection.protocol.data_received(feed.head)
-    started = await wrapped(connection)
-    stream = response.content
-    if not stream.at_eof():
-        stream.__class__ = _with(_ServedStream, type(stream))
-        if feed.whole and not feed.chunks:
-            feed.end(stream)
-        else:
-            _feeds[id(stream)] = feed
-    return started
-
-
-class _Feed:
-    """What is left of a recorded answer, framed as its headers say."""
-
-    __slots__ = ("chunked", "chunks", "closed", "failure", "head", "replay", "waits", "whole")
-
-    def __init__(self, replay: replaying.Active, answer: Answer, response: Any) -> None:
-        self.replay = replay
-        self.chunks = deque(answer.chunks)
-        self.waits = answer.cancelled
-        self.closed = answer.closed
-        self.failure = _error(answer.exception, response) if answer.exception and not answer.cancelled else None
-        self.whole = not (self.waits or self.closed or self.failure)
-        headers = _framed(answer.headers, sum(map(len, answer.chunks)), str(response.method), self.whole)
-        self.chunked = "chunked" in header(headers, "transfer-encoding").lower()
-        self.head = _head_bytes(answer, headers)
-
-    async def more(self, stream: Any) -> None:
-        """The program waits for more of the body."""
-        await asyncio.sleep(0)
-        if self.waits and not self.chunks:
-            await asyncio.get_running_loop().create_future()
-        self.push(stream)
-
-    def push(self, stream: Any) -> None:
-        """Feed the next chunk, or the end. Raises the recorded failure, and ReplayExhaustedError past a closed one."""
-        if self.chunks:
-            chunk = self.chunks.popleft()
-            stream._protocol.data_received(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
-            if self.whole and not self.chunks:
-                self.end(stream)
-            return
-        _feeds.pop(id(stream), None)
-        error = self.failure
-        if self.closed:
-            error = ReplayExhaustedError(
-                "the program closed this answer before its end when it was recorded, and reads on now; what comes next "
-                "was never recorded"
-            )
-            self.replay.session.latch(error)
-        if error is not None:
-            stream.set_exception(error)
-            raise error
-
-    def end(self, stream: Any) -> None:
-        """The body is over, as its framing says it."""
-        _feeds.pop(id(stream), None)
-        if self.chunked:
-            stream._protocol.data_received(b"0\r\n\r\n")
-        elif not stream.is_eof():
-            stream._protocol.connection_lost(None)
-
-
-_feeds: dict[int, _Feed] = {}
-"""By the id of the stream, as `_watched`."""
-
-
-class _ServedStream:
-    """A `StreamReader` that gets the next recorded chunk when a read waits for it."""
-
-    __slots__ = ()
-
-    async def _wait(self, func_name: str) -> None:
-        feed = _feeds.get(id(self))
-        if feed is None:
-            await super()._wait(func_name)  # type: ignore[misc]
-        else:
-            await feed.more(self)
-
-    async def wait_eof(self) -> None:
-        while (feed := _feeds.get(id(self))) is not None:
-            if feed.closed and not feed.chunks:  # it was read no further; only a read asks for what is not recorded
-                return
-            await feed.more(self)
-        await super().wait_eof()  # type: ignore[misc]
-
-    def read_nowait(self, n: int = -1) -> Any:
-        feed = _feeds.get(id(self))
-        if feed is not None and not self._buffer and not feed.waits:  # type: ignore[attr-defined]
-            feed.push(self)
-        return super().read_nowait(n)  # type: ignore[misc]
-
-    def __del__(self) -> None:
-        _feeds.pop(id(self), None)
-
-
-def _framed(headers: list[tuple[str, str]], size: int, method: str, whole: bool) -> list[tuple[str, str]]:
-    """Headers that fit the body: without a length that it does not have."""
-    chunked = "chunked" in header(headers, "transfer-encoding").lower()
-    length = header(headers, "content-length")
-    if method == "HEAD" or not length:
-        return headers
-    if not chunked and length.isdigit() and (int(length) == size or (int(length) > size and not whole)):
-        return headers
-    return [pair for pair in headers if pair[0] != "content-length"]
-
-
-def _head_bytes(answer: Answer, headers: list[tuple[str, str]]) -> bytes:
-    version = answer.version if answer.version in ("HTTP/1.0", "HTTP/1.1") else "HTTP/1.1"
-    lines = [f"{version} {answer.status} {answer.reason}", *(f"{name}: {value}" for name, value in headers)]
-    plain = [line.translate(_ONE_LINE).encode("utf-8", "surrogateescape") for line in lines]
-    return b"\r\n".join([*plain, b"", b""])
-
-
-_ONE_LINE = dict.fromkeys((0, 10, 13), " ")
-
-
-# --- recorded errors --------------------------------------------------------------------------------------------------
-
-
-def _error(recorded: Mapping[str, Any], of: Any) -> BaseException:
-    """The recorded exception of a request or response as aiohttp's own class, with its members; else its stand-in."""
-    name = str(recorded.get("qualname"))
-    message = str(recorded.get("message") or name)
-    module: ModuleType = sys.modules["aiohttp.client_exceptions"]
-    kind = getattr(module, name, None) if str(recorded.get("module")).partition(".")[0] == "aiohttp" else None
-    if isinstance(kind, type) and issubclass(kind, module.ClientError):
-        try:
-            made: BaseException = _made(module, kind, recorded, message, of)
-            if str(made) in (message, "") or isinstance(
-                made, (module.ClientResponseError, module.ClientConnectorError)
-            ):
-                return made
-        except Exception:  # a class with another constructor, or members that were redacted
-            pass
-    return recorded_error(recorded, message, str(of.url))
-
-
-def _made(module: Any, kind: Any, recorded: Mapping[str, Any], message: str, of: Any) -> Any:
-    state = recorded.get("state") or {}
-    if issubclass(kind, module.ClientConnectorError):
-        key, cause = recorded["args"]
-        where = sys.modules["aiohttp.client_reqrep"].ConnectionKey(*key)
-        arguments = (where, _cause(cause, state))
-        return kind(state["_path"], *arguments) if "_path" in state else kind(*arguments)
-    if issubclass(kind, module.ClientResponseError):
-        text = str(state.get("message", message))
-        return kind(of.request_info, (), status=state.get("status", 0), message=text)
-    if issubclass(kind, OSError) and "errno" in state:
-        return kind(state["errno"], state.get("strerror"))
-    return kind() if message == kind.__name__ else kind(message)
-
-
-def _cause(described: Any, state: Mapping[str, Any]) -> BaseException:
-    """The system's error behind a connector's."""
-    arguments = described["args"] if isinstance(described, Mapping) else ()
-    named = described.get("type") if isinstance(described, Mapping) and described.get("module") == "ssl" else None
-    kind = getattr(sys.modules.get("ssl"), str(named), None)
-    if isinstance(kind, type) and issubclass(kind, OSError):
-        return kind(*arguments)
-    return OSError(state.get("errno"), state.get("strerror"))
 
 
 _patches = Patches("aiohttp")

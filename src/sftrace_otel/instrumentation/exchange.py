@@ -3,13 +3,14 @@
 
 Decision: bodies are teed as they are read; what was seen is put together once, when the body ends, however it ends. The
 client's own types go through untouched. An exchange below an SDK's LLM call is an attempt of that call; any other is a
-call of its own. Rejected: reading the body ahead to have it whole (it kills streaming), and one record per chunk (the
-body of a run that died mid-stream is not worth a write per token).
+call of its own, an LLM call where the request is one (`bare`). Rejected: reading the body ahead to have it whole (it
+kills streaming), and one record per chunk (the body of a run that died mid-stream is not worth a write per token).
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sftrace_otel.core.mapping import http_name, wire
+from sftrace_otel.core.mapping import dialects, http_name
 from sftrace_otel.core.redact import RedactionPolicy
-from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope
+from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope, how_ended
 
 if TYPE_CHECKING:
     from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
@@ -33,6 +34,10 @@ Pairs = list[list[str]]
 
 LARGE = 64 * 1024
 """Bytes of a body beyond which an async client's exchange is recorded in a thread, so that the loop goes on."""
+
+
+BEGINNING = 1024 * 1024
+"""Bytes that are kept of an answer that is longer than MAX_PAYLOAD_BYTES."""
 
 
 class Head:
@@ -94,12 +99,22 @@ class Exchange:
     """Records one attempt. Its methods never raise; `finish` counts once."""
 
     __slots__ = (
-        "_chunks", "_cut", "_done", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope", "_span", "_started",
-        "_status", "_upload_room", "call", "decoder", "head", "headers", "llm", "reason", "recorder", "sent", "version",
+        "_bare", "_chunks", "_cut", "_done", "_full", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope",
+        "_span",
+        "_started", "_status", "_upload_room", "call", "decoder", "head", "headers", "llm", "reason", "recorder",
+        "sent", "version",
     )  # fmt: skip
 
-    def __init__(self, recorder: Recorder, head: Head, llm: LlmCall | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        head: Head,
+        llm: LlmCall | None,
+        bare: Callable[[Recorder, Head, bytes, Scope, str | None], LlmCall | None] | None = None,
+    ) -> None:
+        """`llm`: the call that this is an attempt of; `bare` makes one of a request that is an LLM call by itself."""
         self.recorder = recorder
+        self._bare = bare
         self.head = head
         self.llm = llm
         self.call: Call | None = None
@@ -114,6 +129,7 @@ class Exchange:
         self._room = recorder.settings.max_payload_bytes
         self._upload_room = self._room
         self._cut = False
+        self._full: _Full | None = None
         self._number = 0
         self._span = (0, 0)
         self._http_span = 0
@@ -134,6 +150,8 @@ class Exchange:
         """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
         self.sent = body
         try:
+            if self.llm is None and self._bare is not None:
+                self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
             if self.llm is not None:
                 self.call = self.llm.attempt(self.head, body)
                 self._number = self.llm.attempts - 1
@@ -186,15 +204,31 @@ class Exchange:
         self.reason = reason
         self.version = version
         self.headers = headers
+        if self.call is not None:
+            self.call.run.reading.add(self)
 
     def chunk(self, data: bytes) -> None:
         """A part of the answer's body was read by the program."""
         self._room -= len(data)
         if self._room < 0:  # what is beyond the limit is not kept in memory either
+            if self._full is None:
+                self._full = _Full(self._raw)
+                self._keep_beginning()
+            self._full.add(data)
             self._cut = True
             return
         self._raw.append(data)
         self._chunks.append(self.recorder.ticks())
+
+    def _keep_beginning(self) -> None:
+        """Let go of all but the beginning: a cut answer is not replayed, and to put it together takes many times it."""
+        room, kept = BEGINNING, 0
+        for part in self._raw:
+            room -= len(part)
+            if room < 0:
+                break
+            kept += 1
+        del self._raw[kept:], self._chunks[kept:]
 
     @property
     def large(self) -> bool:
@@ -204,21 +238,27 @@ class Exchange:
     def failed(self, error: BaseException) -> None:
         """The transport raised before there was an answer."""
         self._sent_by_now()
-        self.finish("cancelled" if type(error).__name__ == "CancelledError" else "failed", error)
+        self.finish(how_ended(error), error)
 
     def finish(self, end: str, error: BaseException | None = None) -> None:
-        """The exchange is over: finished, failed, closed, abandoned or cancelled. Only the first call counts."""
+        """The exchange is over: finished, failed, closed, abandoned, cancelled or cut. Only the first call counts."""
         if self._done:
             return
         self._done = True
+        if self.call is not None:
+            self.call.run.reading.discard(self)
         try:
             self._finish(end, error)
         except Exception as fault:
             self.recorder.fault("recording an answer", fault)
 
+    def cut(self) -> None:
+        """The run ends while the answer is still being read: what came so far is kept."""
+        self.finish("cut")
+
     def _finish(self, end: str, error: BaseException | None) -> None:
         body, chunks, removed = self._decoded()
-        if end in ("closed", "abandoned") and not self._cut and self._whole(body):
+        if end in ("closed", "abandoned", "cut") and not self._cut and self._whole(body):
             end = "finished"
         extra = {"truncated": True} if self._cut else None
         sent = self.sent if isinstance(self.sent, bytes) else b"".join(self.sent)
@@ -248,9 +288,9 @@ class Exchange:
         length = header(self.headers, "content-length")
         if length.isdigit():
             return sum(map(len, self._raw)) == int(length)
-        if header(self.headers, "content-type").startswith("text/event-stream"):
-            return wire.complete_stream(body)
-        return self._status in (204, 304) or self.head.method == "HEAD"
+        if self._status in (204, 304) or self.head.method == "HEAD":
+            return True
+        return dialects.complete_stream(body, header(self.headers, "content-type"))
 
     def _decoded(self) -> tuple[bytes, list[list[int]], str | None]:
         """The body without its content-encoding, its chunks as [size, ns since the request], the encoding removed."""
@@ -295,10 +335,31 @@ class Exchange:
             row["encoding_removed"] = removed
         if self._cut:
             row["truncated"] = True
+        if self._full is not None:
+            row["full"] = self._full.row()
         if error is not None:
             described = self.recorder.describe_error(error)
             row["exception"] = {key: described[key] for key in ("module", "qualname", "message")}
         return row
+
+
+class _Full:
+    """Length and digest of a body of which only the beginning is kept, as it came (before any decoding)."""
+
+    __slots__ = ("_digest", "_size")
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._digest = hashlib.sha256()
+        self._size = 0
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: bytes) -> None:
+        self._digest.update(part)
+        self._size += len(part)
+
+    def row(self) -> dict[str, object]:
+        return {"sha256": self._digest.hexdigest(), "size": self._size}
 
 
 def _redacted(policy: RedactionPolicy, headers: Pairs) -> Pairs:
@@ -332,4 +393,4 @@ def unpacked(encoding: str, parts: list[bytes]) -> list[bytes] | None:
 
 def described_encoding(name: str) -> bool:
     """Headers that described the body's encoding or length on the wire and would be wrong beside another body."""
-    return name in ("content-encoding", "content-length", "transfer-encoding")
+    return name in ("content-encoding", "content-length")

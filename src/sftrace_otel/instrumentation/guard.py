@@ -57,6 +57,19 @@ def inside() -> Iterator[None]:
             pass
 
 
+@contextmanager
+def outside() -> Iterator[None]:
+    """What the program does in this block is its own, although a boundary's transport asked for it."""
+    token = _inside.set(False)
+    try:
+        yield
+    finally:
+        try:
+            _inside.reset(token)
+        except ValueError:
+            pass
+
+
 def is_inside() -> bool:
     """Whether a boundary's transport is at work here."""
     return _inside.get()

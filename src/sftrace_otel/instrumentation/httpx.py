@@ -26,6 +26,7 @@ from sftrace_otel.instrumentation.exchange import (
     Exchange,
     Head,
     Pairs,
+    call_name,
     unpacked,
 )
 from sftrace_otel.instrumentation.outcomes import Answer
@@ -34,12 +35,11 @@ from sftrace_otel.instrumentation.serving import (
     Body,
     exchange_of,
     in_thread,
-    manner_of,
     recorded_error,
     sends_unseen,
     served_answer,
 )
-from sftrace_otel.recorder import Recorder
+from sftrace_otel.recorder import Recorder, how_ended
 
 __all__ = ["install", "patched", "uninstall"]
 
@@ -277,12 +277,24 @@ class _Sent:
         self._exchange = exchange
 
     def __iter__(self) -> Iterator[bytes]:
-        for part in self._inner:
+        parts = iter(self._inner)
+        while True:
+            with guard.outside():  # what the program does to make its body is not ours
+                try:
+                    part = next(parts)
+                except StopIteration:
+                    return
             self._exchange.sending(part)
             yield part
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._inner:
+        parts = aiter(self._inner)
+        while True:
+            with guard.outside():
+                try:
+                    part = await anext(parts)
+                except StopAsyncIteration:
+                    return
             self._exchange.sending(part)
             yield part
 
@@ -314,7 +326,7 @@ class _Tee:
             exchange.finish("closed")
             raise
         except BaseException as error:
-            exchange.finish(manner_of(error), error)
+            exchange.finish(how_ended(error), error)
             raise
         exchange.finish("finished")
 
@@ -334,9 +346,13 @@ class _AsyncTee:
     def __init__(self, inner: Any, exchange: Exchange) -> None:
         self._inner = inner
         self._exchange = exchange
+        self._read = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         exchange = self._exchange
+        if self._read:  # an SDK has what it wants, and empties the connection for its next request
+            await self._finish("closed")
+        self._read = True
         try:
             async for part in self._inner:
                 exchange.chunk(part)
@@ -345,7 +361,7 @@ class _AsyncTee:
             exchange.finish("closed")
             raise
         except BaseException as error:
-            exchange.finish(manner_of(error), error)
+            exchange.finish(how_ended(error), error)
             raise
         await self._finish("finished")
 
@@ -405,14 +421,18 @@ def _serve(replay: replaying.Active, request: Any, body: Body, *, asynchronous: 
     answer = served_answer(replay, _head(request), body)
     if answer.cancelled and answer.status is None and asynchronous:
         return None
-    return _response(_module_of(request), request, answer, asynchronous)
+    return _response(replay, _module_of(request), request, answer, asynchronous)
 
 
-def _response(module: ModuleType, request: Any, answer: Answer, asynchronous: bool) -> Any:
+def _response(replay: replaying.Active, module: ModuleType, request: Any, answer: Answer, asynchronous: bool) -> Any:
     if answer.status is None:
         raise _transport_error(module, request, answer)
     kinds = _kinds(module)
-    failure = _transport_error(module, request, answer) if answer.exception else None
+    failure: Callable[[], BaseException] | None = None
+    if answer.exception:
+        failure = functools.partial(_transport_error, module, request, answer)
+    elif answer.left:
+        failure = functools.partial(replaying.read_beyond, call_name(_head(request), replay.policy))
     if answer.cancelled and asynchronous:
         stream = kinds.aserved(answer.chunks, None, waits=True)
     else:
@@ -441,16 +461,16 @@ def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseEx
 
 
 class _Served:
-    """Recorded chunks, then the recorded failure if there was one."""
+    """Recorded chunks, then the failure that was recorded, or that of reading on where the recorded program stopped."""
 
-    def __init__(self, chunks: list[bytes], failure: BaseException | None) -> None:
+    def __init__(self, chunks: list[bytes], failure: Callable[[], BaseException] | None) -> None:
         self._chunks = chunks
         self._failure = failure
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self._chunks
         if self._failure is not None:
-            raise self._failure
+            raise self._failure()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -459,18 +479,24 @@ class _Served:
 class _AsyncServed:
     """As `_Served`, for async clients. `waits`: it was cancelled while it was read, and waits for that again."""
 
-    def __init__(self, chunks: list[bytes], failure: BaseException | None, *, waits: bool = False) -> None:
+    def __init__(
+        self, chunks: list[bytes], failure: Callable[[], BaseException] | None, *, waits: bool = False
+    ) -> None:
         self._chunks = chunks
         self._failure = failure
         self._waits = waits
+        self._read = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._read:  # as when it was recorded: whoever comes a second time only empties the connection
+            return
+        self._read = True
         for chunk in self._chunks:
             yield chunk
         if self._waits:
             await asyncio.get_running_loop().create_future()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure()
 
     async def aclose(self) -> None:
         """Nothing is open."""

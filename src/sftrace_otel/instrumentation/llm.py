@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import msgspec
 import orjson
 
-from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.mapping import dialects
+from sftrace_otel.core.mapping.wire import Endpoint
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header
@@ -28,14 +29,25 @@ from sftrace_otel.recorder import Call, Recorder, Scope
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["LlmCall", "ServedLlmCall"]
+__all__ = ["LlmCall", "ServedLlmCall", "attributes_of"]
+
+_INPUTS = ("messages", "contents", "content", "requests", "input", "prompt")
+_OUTPUTS = ("choices", "output", "content", "candidates", "message", "response")
+"""Members of requests and answers that hold the content, by which one there is."""
 
 
 class LlmCall:
     """A recorded LLM call. Everything but the constructor fails open."""
 
     def __init__(
-        self, recorder: Recorder, endpoint: wire.Endpoint, provider: str, host: str, span: Span, scope: Scope
+        self,
+        recorder: Recorder,
+        endpoint: Endpoint,
+        provider: str,
+        host: str,
+        span: Span,
+        scope: Scope,
+        lineage: str | None = None,
     ) -> None:
         self.recorder = recorder
         self.endpoint = endpoint
@@ -45,7 +57,7 @@ class LlmCall:
         self._redirected = False
         self.span = span
         self.scope = scope
-        self.lineage = scope.place()
+        self.lineage = scope.place() if lineage is None else lineage
         self.call: Call | None = None
         self._begun = False
         self._streams = False
@@ -65,13 +77,13 @@ class LlmCall:
         self.attempts += 1
         if not self._begun:
             self._begun = True
-            self._begin(body_value(body, head.media() or "application/json"))
+            request = body_value(body, head.media() or "application/json")
+            self._begin(dialects.ask(self.endpoint, head.url, request))
         return self.call
 
-    def _begin(self, request: object) -> None:
-        model = request.get("model") if isinstance(request, Mapping) else None
-        self._streams = isinstance(request, Mapping) and request.get("stream") is True
-        prepared = self.recorder.prepare({"method": self.endpoint.method, "request": request})
+    def _begin(self, asked: dialects.Inference) -> None:
+        self._streams = bool(asked.framing)
+        prepared = self.recorder.prepare(asked.payload)
         ids = tracing.ids_of(self.span)
         self.call = self.recorder.begin(
             "llm",
@@ -80,14 +92,14 @@ class LlmCall:
             scope=self.scope,
             lineage=self.lineage,
             provider=self.provider,
-            model=model if isinstance(model, str) and model else "unknown",
+            model=asked.model,
             span=ids,
         )
         if self.call is None:
             return
         self.recorder.refer(ids[1], self.call)
         tracing.name_root(self.span, self.call.run.name)
-        self._note_answers(request)
+        self._note_answers(asked.request)
         if self.span.is_recording():
             self.span.set_attributes(
                 {
@@ -97,7 +109,7 @@ class LlmCall:
                 }
             )
             if self.recorder.settings.content == "span" and isinstance(prepared.value, dict):
-                self._content("gen_ai.input.messages", prepared.value.get("request"), "messages", "input")
+                self._content("gen_ai.input.messages", prepared.value.get("request"), *_INPUTS)
 
     def _content(self, attribute: str, body: object, *members: str) -> None:
         if isinstance(body, Mapping):
@@ -109,7 +121,7 @@ class LlmCall:
     def _note_answers(self, request: object) -> None:
         assert self.call is not None
         answered = self.call.run.answered
-        for call_id, name, content in wire.tool_answers(request):
+        for call_id, name, content in dialects.tool_answers(self.endpoint.method, request):
             if not answered.known(call_id):
                 answered.answer(call_id, name, self._content_digest(content))
 
@@ -136,7 +148,7 @@ class LlmCall:
         self._last = (status, headers, body, end, error)
         self._extra = extra
         self._redirected = status is not None and 300 <= status < 400
-        if first is not None and self._streams and self.span.is_recording():
+        if first is not None and self._streams and (status or 0) < 400 and self.span.is_recording():
             self.span.set_attribute("gen_ai.response.time_to_first_chunk", first)
         if self._returned:
             self._complete()
@@ -150,49 +162,65 @@ class LlmCall:
             self._finish_span(None)
 
     def raised(self, error: BaseException) -> None:
-        """The SDK raised."""
-        if self._done:
-            return
-        self._done = True
-        self.recorder.fail(self.call, error)
-        self._finish_span(error)
+        """The SDK raised. An answer that it could not use, such as one cut off by its length, is still the answer."""
+        if self._last is not None and self._last[0] is not None and self._last[0] < 400 and self._last[4] is None:
+            self._complete(error)
+        elif not self._done:
+            self._done = True
+            self.recorder.fail(self.call, error)
+            self._finish_span(error)
 
-    def _complete(self) -> None:
+    def _complete(self, raised: BaseException | None = None) -> None:
         if self._done or self._last is None:
             return
         self._done = True
         status, headers, body, end, error = self._last
         try:
-            self._end_call(status, headers, body, end, error)
+            self._end_call(status, headers, body, end, raised or error)
         except Exception as fault:
             self.recorder.fault("recording an answer", fault)
-            self._finish_span(error)
+            self.recorder.end(self.call, None, end=end)
+            self._finish_span(raised or error)
 
     def _end_call(self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None) -> None:
         media = header(headers, "content-type")
-        output = wire.assemble(body) if media.startswith("text/event-stream") else body_value(body, media)
+        framing = dialects.framing_of(self.endpoint, media, body)
+        output = dialects.assemble(self.endpoint, body, framing) if framing else body_value(body, media)
+        answered = dialects.answered(self.endpoint, output)
         prepared = self.recorder.prepare(output)
-        described = self.recorder.describe_error(error) if error is not None else None
-        served = output.get("model") if isinstance(output, Mapping) else None
+        described = self.recorder.describe_error(error) if error is not None else self._said(answered, status)
         digest = self.recorder.end(
             self.call,
             prepared,
             end=end,
             status="ok" if described is None and (status or 0) < 400 else "error",
             error=described,
-            model=served if isinstance(served, str) and served else None,
-            tokens=wire.tokens_of(output),
+            model=answered.model,
+            tokens=answered.tokens,
+            cached=answered.cached,
             extra=self._extra,
         )
         if self.span.is_recording():
-            self.span.set_attributes(wire.response_attributes(output))
+            self.span.set_attributes(answered.attributes)
             if digest is not None:
                 self.span.set_attribute("sftrace.output_hash", digest)
             if self.recorder.settings.content == "span":
-                self._content("gen_ai.output.messages", prepared.value, "choices", "output")
-        self._finish_span(error)
+                self._content("gen_ai.output.messages", prepared.value, *_OUTPUTS)
+        self._finish_span(error if error is not None or described is None else described["type"])
 
-    def _finish_span(self, error: BaseException | None) -> None:
+    def _said(self, answered: dialects.Answered, status: int | None) -> dict[str, Any] | None:
+        """The failure that the answer itself tells of."""
+        failure = answered.error
+        if failure is None and (status or 0) >= 400:
+            failure = (str(status), f"HTTP status {status}")
+        if failure is None:
+            return None
+        kind, message = (self.recorder.policy.redact_text(text) for text in failure)
+        if not self.recorder.has_content:
+            message = kind
+        return {"type": kind[0], "message": message[0], "findings": sorted({item.reason for item in message[1]})}
+
+    def _finish_span(self, error: BaseException | str | None) -> None:
         try:
             tracing.end_span(self.span, error)
         except Exception as fault:  # a span processor of the program's own
@@ -203,7 +231,7 @@ class ServedLlmCall:
     """An LLM call under replay: matched with its first attempt, then answered attempt by attempt."""
 
     def __init__(
-        self, active: replaying.Active, endpoint: wire.Endpoint, provider: str, host: str, span: Span, scope: Scope
+        self, active: replaying.Active, endpoint: Endpoint, provider: str, host: str, span: Span, scope: Scope
     ) -> None:
         self.active = active
         self.endpoint = endpoint
@@ -233,38 +261,36 @@ class ServedLlmCall:
 
     def _match(self, head: Head, body: bytes | None) -> list[Answer]:
         request = body_value(body, head.media() or "application/json")
-        prepared = self.active.prepare({"method": self.endpoint.method, "request": request})
-        model = request.get("model") if isinstance(request, Mapping) else None
+        asked = dialects.ask(self.endpoint, head.url, request)
+        prepared = self.active.prepare(asked.payload)
         decision = self.active.decide(
             "llm",
             self.endpoint.method,
             prepared,
             lineage=self.lineage,
             provider=self.provider,
-            model=model if isinstance(model, str) and model else "unknown",
+            model=asked.model,
             method=self.endpoint.method,
         )
         assert decision.call is not None
         if self.span.is_recording():
             self.span.set_attributes(replaying.marks(decision))
-        stream = isinstance(request, Mapping) and request.get("stream") is True
-        return answers_of(decision.call, stream=stream, blob=self.active.blob)
+            self.span.set_attributes(dialects.answered(self.endpoint, decision.call.outcome.output).attributes)
+        return answers_of(decision.call, framing=asked.framing, blob=self.active.blob)
 
     def ended(self, error: BaseException | None) -> None:
         """The SDK returned or raised."""
         tracing.end_span(self.span, error)
 
 
-def is_own(head: Head, endpoint: wire.Endpoint, host: str) -> bool:
+def is_own(head: Head, endpoint: Endpoint, host: str) -> bool:
     """Whether a request goes to `endpoint` at `host`."""
-    parts = urlsplit(head.url)
-    found = wire.endpoint_of(head.method, parts.path)
-    return found is not None and found.method == endpoint.method and parts.hostname == host.lower().strip("[]")
+    return urlsplit(head.url).hostname == host.lower().strip("[]") and dialects.is_at(endpoint, head.method, head.url)
 
 
-def attributes_of(endpoint: wire.Endpoint, body: object, provider: str, host: str, port: int | None) -> dict[str, Any]:
+def attributes_of(endpoint: Endpoint, body: object, provider: str, host: str, port: int | None) -> dict[str, Any]:
     """Span attributes known before the request is sent."""
-    known = wire.request_attributes(endpoint, body if isinstance(body, Mapping) else {}, provider)
+    known = dialects.request_attributes(dialects.ask(endpoint, "", body), provider)
     known["server.address"] = host
     if port is not None:
         known["server.port"] = port

@@ -13,7 +13,7 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sftrace_otel.core.mapping import wire
+from sftrace_otel.core.mapping import dialects, wire
 from sftrace_otel.core.prepare import restore
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.formats import canonical
@@ -40,10 +40,10 @@ def give_back(call: RecordedCall) -> object:
 class Answer:
     """One attempt's answer: a head and chunks, or an exception of the transport, or both.
 
-    `closed`: the program read no further than the chunks; there may have been more.
+    `left`: the recorded program did not read it to its end, so what follows the chunks is not known.
     """
 
-    __slots__ = ("cancelled", "chunks", "closed", "exception", "headers", "reason", "status", "version")
+    __slots__ = ("cancelled", "chunks", "exception", "headers", "left", "reason", "status", "version")
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Answer:
         version: str = "HTTP/1.1",
         exception: Mapping[str, Any] | None = None,
         cancelled: bool = False,
-        closed: bool = False,
+        left: bool = False,
         same_body: bool = False,
     ) -> None:
         self.status = status
@@ -63,8 +63,8 @@ class Answer:
             (str(key), str(value)) for key, value in headers if same_body or not described_encoding(str(key))
         ]
         self.cancelled = cancelled
-        self.closed = closed
         self.chunks = chunks
+        self.left = left
         self.reason = reason
         self.version = version
         self.exception = exception
@@ -79,12 +79,39 @@ _STATUS = {
     "UnprocessableEntityError": 422,
     "RateLimitError": 429,
     "InternalServerError": 500,
+    "RequestTooLargeError": 413,
+    "ServiceUnavailableError": 503,
+    "OverloadedError": 529,
+    "DeadlineExceededError": 504,
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
 }
+"""HTTP status by the class that an SDK raises, and by the word of the service (Anthropic's, Google's)."""
+_ERROR_MEMBERS = frozenset({"error", "type", "request_id"})
 _TRANSPORT = {"APITimeoutError": "ReadTimeout", "APIConnectionError": "ConnectError"}
 
 
-def answers_of(call: RecordedCall, *, stream: bool, blob: Any) -> list[Answer]:
-    """The answers of a call's attempts in order, from its wire rows, or made from its semantic answer without them."""
+def answers_of(call: RecordedCall, *, framing: str, blob: Any) -> list[Answer]:
+    """The answers of a call's attempts in order, from its wire rows, or made from its semantic answer without them.
+
+    `framing`: how the answer is asked to be streamed, as of `core.mapping.dialects.Inference`; "" where it is not.
+    """
     rows = [row for row in call.outcome.wire if isinstance(row, Mapping)]
     if rows:
         answers = [_from_row(row, blob) for row in sorted(rows, key=lambda row: row.get("attempt", 0))]
@@ -95,7 +122,7 @@ def answers_of(call: RecordedCall, *, stream: bool, blob: Any) -> list[Answer]:
         if last is not None and raised is not None and last.get("qualname") == raised.get("qualname"):
             answers[-1].exception = {**raised, **last}  # a row has no members
         return answers
-    return [_from_meaning(call, stream)]
+    return [_from_meaning(call, framing)]
 
 
 def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
@@ -113,10 +140,15 @@ def _from_row(row: Mapping[str, Any], blob: Any) -> Answer:
         reason=str(row.get("reason") or ""),
         version=str(row.get("http_version") or "HTTP/1.1"),
         exception=exception,
-        cancelled=row.get("end") == "cancelled",
-        closed=row.get("end") in ("closed", "abandoned"),
+        cancelled=row.get("end") == "cancelled" and _by_task(row.get("exception")),
+        left=row.get("end") in ("closed", "abandoned", "cut"),
         same_body=not row.get("encoding_removed") and not row.get("redacted"),
     )
+
+
+def _by_task(exception: object) -> bool:
+    """Whether a task was cancelled, which is waited for again; an interrupt or exit is raised again."""
+    return not isinstance(exception, Mapping) or exception.get("qualname") == "CancelledError"
 
 
 def _split(data: bytes, chunks: object) -> Iterator[bytes]:
@@ -130,17 +162,21 @@ def _split(data: bytes, chunks: object) -> Iterator[bytes]:
         yield data[at:]
 
 
-def _from_meaning(call: RecordedCall, stream: bool) -> Answer:
+def _from_meaning(call: RecordedCall, framing: str) -> Answer:
     outcome = call.outcome
-    if outcome.status == "error":
+    if outcome.status == "error" and not (framing and _is_part(outcome.output)):
         return _error_answer(call)
     if call.kind == "http":
         return _http_answer(outcome.output)
-    headers = [["content-type", "application/json"]]
-    if stream:
-        chunks = list(wire.stream_of(call.method or "", outcome.output))
-        return Answer(200, [["content-type", "text/event-stream"]], chunks, reason="OK")
-    return Answer(200, headers, [canonical.dumps(outcome.output)], reason="OK")
+    if framing:
+        media, chunks = dialects.stream_of(call.method, outcome.output, framing)
+        return Answer(200, [["content-type", media]], list(chunks), reason="OK")
+    return Answer(200, [["content-type", "application/json"]], [canonical.dumps(outcome.output)], reason="OK")
+
+
+def _is_part(output: object) -> bool:
+    """Whether a failed call's output is an answer as far as it came, with the error that its stream ended with."""
+    return isinstance(output, Mapping) and "error" in output and not output.keys() <= _ERROR_MEMBERS
 
 
 def _error_answer(call: RecordedCall) -> Answer:
@@ -156,8 +192,9 @@ def _error_answer(call: RecordedCall) -> Answer:
             [],
             exception={"module": recorded.get("module"), "qualname": transport or kind, "message": message},
         )
-    status = _STATUS.get(kind, 500)
-    body = canonical.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
+    status = int(kind) if kind.isdecimal() and 400 <= int(kind) < 600 else _STATUS.get(kind, 500)
+    told = outcome.output if wire.failure_of(outcome.output) else None
+    body = canonical.dumps(told if told is not None else dialects.error_body(call.method, kind, message))
     return Answer(status, [["content-type", "application/json"], ["x-should-retry", "false"]], [body])
 
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sftrace_otel import recorder
+from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.session import Decision, LiveCall, Session
-from sftrace_otel.errors import ReplayError
+from sftrace_otel.errors import ReplayError, ReplayExhaustedError
 from sftrace_otel.instrumentation import guard
 
 if TYPE_CHECKING:
     from sftrace_otel.core.redact import RedactionPolicy
 
-__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate"]
+__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_sdk", "read_beyond"]
+
+in_sdk: ContextVar[bool] = ContextVar("sftrace_in_sdk", default=False)
+"""Whether an SDK that may catch a replay error and try again is around: then `ReplayStop` carries it through."""
 
 
 class ReplayStop(BaseException):
@@ -40,6 +45,18 @@ class Active:
         self.blob = blob
         self.output: Prepared | None = None
         self.failure: BaseException | None = None
+        self._holds_bare: bool | None = None
+
+    @property
+    def holds_bare(self) -> bool:
+        """Whether an HTTP call of the recording has the URL of an LLM endpoint: so versions before this one recorded
+        what bare HTTP clients asked of one."""
+        if self._holds_bare is None:
+            self._holds_bare = any(
+                call.kind == "http" and dialects.endpoint_of(*call.name.split(" ", 2)[1:]) is not None
+                for call in self.session.calls
+            )
+        return self._holds_bare
 
     def prepare(self, value: object, serializer: Callable[[object], object] | None = None) -> Prepared:
         """A live payload as the recorder would have prepared it."""
@@ -55,20 +72,20 @@ class Active:
         provider: str | None = None,
         model: str | None = None,
         method: str | None = None,
+        otherwise: LiveCall | None = None,
     ) -> Decision:
-        """Ask the session. Raises a ReplayError, latched, for a call that is not in the recording."""
-        return self.session.decide(
-            LiveCall(
-                kind=kind,
-                name=name,
-                provider=provider,
-                model=model,
-                method=method,
-                payload=prepared.value,
-                lineage=lineage,
-                digest=prepared.digest,
-            )
+        """Ask the session. Raises a ReplayError, latched, for a call that the recording has in neither form."""
+        live = LiveCall(
+            kind=kind,
+            name=name,
+            provider=provider,
+            model=model,
+            method=method,
+            payload=prepared.value,
+            lineage=lineage,
+            digest=prepared.digest,
         )
+        return self.session.decide(live, otherwise)
 
 
 _active: Active | None = None
@@ -110,6 +127,17 @@ def deactivate() -> None:
     guard.let_connections()
     with _lock:
         _active = None
+
+
+def read_beyond(name: str) -> ReplayExhaustedError:
+    """The error for a program that reads on where the recorded one had left the answer to `name`; latched."""
+    error = ReplayExhaustedError(
+        f"the answer to {name} was left before its end when it was recorded, and the program reads on; what comes next "
+        "was never recorded"
+    )
+    if _active is not None:
+        _active.session.latch(error)
+    return error
 
 
 def marks(decision: Decision) -> dict[str, Any]:

@@ -71,9 +71,14 @@ class Served:
 
     async def awaited(self) -> object:
         """The same, for a call that is awaited."""
-        if self.call.outcome.end == "cancelled":
+        if self._was_cancelled():
             await self._until_cancelled()
         return self.result()
+
+    def _was_cancelled(self) -> bool:
+        """Whether its task was: an interrupt or exit also ends a call as cancelled, and is raised again at once."""
+        outcome = self.call.outcome
+        return outcome.end == "cancelled" and outcome.error_type in (None, "CancelledError", "GeneratorExit")
 
     async def _until_cancelled(self) -> None:
         try:
@@ -93,7 +98,7 @@ class Served:
         except RuntimeError:
             return self.awaited()
         future = loop.create_future()
-        if self.call.outcome.end == "cancelled":
+        if self._was_cancelled():
             future.add_done_callback(lambda _: tracing.end_span(self.span, "CancelledError"))
         else:
             loop.call_soon(self._settle, future)
@@ -139,7 +144,7 @@ class Served:
                     raise
                 except BaseException as error:
                     self.thrown.append(error)
-            cancelled = self.call.outcome.end == "cancelled" and not self.thrown
+            cancelled = self._was_cancelled() and not self.thrown
         except BaseException as error:
             tracing.end_span(self.span, error)
             raise

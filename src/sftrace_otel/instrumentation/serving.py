@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from sftrace_otel.core.plan import Outcome
-from sftrace_otel.instrumentation import guard, replaying
+from sftrace_otel.errors import ReplayError
+from sftrace_otel.instrumentation import bare, guard, replaying
 from sftrace_otel.instrumentation.exceptions import rebuilt_exception
-from sftrace_otel.instrumentation.exchange import Exchange, Head, call_name, current_llm, header, request_payload
+from sftrace_otel.instrumentation.exchange import Exchange, Head, call_name, current_llm, request_payload
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
 from sftrace_otel.instrumentation.outcomes import Answer, answers_of
 from sftrace_otel.recorder import Recorder, current_scope
@@ -25,7 +26,7 @@ from sftrace_otel.recorder import Recorder, current_scope
 if TYPE_CHECKING:
     from sftrace_otel.formats.sidecars import Recorded
 
-__all__ = ["Body", "exchange_of", "in_thread", "manner_of", "recorded_error", "sends_unseen", "served_answer"]
+__all__ = ["Body", "exchange_of", "in_thread", "recorded_error", "sends_unseen", "served_answer"]
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -42,12 +43,7 @@ def sends_unseen(host: str, port: int | None) -> bool:
 def exchange_of(recorder: Recorder, head: Head) -> Exchange:
     """The exchange of a request: an attempt of the SDK's LLM call that is under way here, or a call of its own."""
     llm = current_llm.get()
-    return Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None)
-
-
-def manner_of(error: BaseException) -> str:
-    """How an exchange ended that `error` ended: cancelled or failed."""
-    return "cancelled" if type(error).__name__ == "CancelledError" else "failed"
+    return Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None, bare.begun)
 
 
 async def in_thread(exchange: Exchange, work: Callable[[], None]) -> None:
@@ -91,7 +87,12 @@ def served_answer(replay: replaying.Active, head: Head, body: Body) -> Answer:
     if isinstance(llm, ServedLlmCall) and llm.owns(head):
         answer = llm.serve(head, body.data)
     else:
-        answer = _http_answer(replay, head, body.data)
+        try:
+            answer = bare.answer(replay, head, body.data) or _http_answer(replay, head, body.data)
+        except ReplayError as error:
+            if llm is not None or replaying.in_sdk.get():
+                raise replaying.ReplayStop(error) from None
+            raise
     if body.error is not None:
         raise body.error
     return answer
@@ -102,8 +103,7 @@ def _http_answer(replay: replaying.Active, head: Head, body: bytes) -> Answer:
     prepared = replay.prepare(request_payload(head, body))
     decision = replay.decide("http", call_name(head, replay.policy), prepared, lineage=lineage)
     assert decision.call is not None
-    stream = header(head.headers, "accept").startswith("text/event-stream")
-    return answers_of(decision.call, stream=stream, blob=replay.blob)[0]
+    return answers_of(decision.call, framing="", blob=replay.blob)[0]
 
 
 def recorded_error(recorded: Mapping[str, Any], message: str, url: str) -> BaseException:

@@ -9,6 +9,7 @@ matching then does without. Rejected: numbering tasks by their first call, which
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,8 @@ def _create_task(wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], 
     if recording._active is None and replaying._active is None:
         return wrapped(*args, **kwargs)
     # What a client spawns to connect is not the program's: a replay connects nowhere, and later slots would shift.
-    scope = aside() if guard.is_inside() else spawn()
+    # What is spawned to clean up after a collected object comes whenever the collector does.
+    scope = aside() if guard.is_inside() or _is_cleanup(args) else spawn()
     context = kwargs.get("context")
     if context is not None:
         try:
@@ -37,6 +39,20 @@ def _create_task(wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], 
         return wrapped(*args, **kwargs)
     finally:
         leave(token)
+
+
+def _is_cleanup(args: tuple[Any, ...]) -> bool:
+    """Whether a task closes what was garbage: an async generator, or an object by its `__del__`."""
+    if args and type(args[0]).__name__ == "async_generator_athrow":
+        return True
+    frame = sys._getframe(2)
+    for _ in range(2):
+        if frame.f_code.co_name == "__del__":
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
 
 
 _patches = Patches("asyncio")

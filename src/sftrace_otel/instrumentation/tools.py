@@ -30,7 +30,7 @@ from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
-from sftrace_otel.recorder import Recorder, Run, current_scope
+from sftrace_otel.recorder import Recorder, Run, current_scope, how_ended
 
 __all__ = ["install", "patched", "trace_tool", "uninstall"]
 
@@ -253,7 +253,7 @@ class _Recording(OpenCall):
             end = "failed" if isinstance(error, asyncio.CancelledError) and not _is_cancelling() else None
             if self.items is not None and self.call is not None:
                 described = self.recorder.describe_error(error)
-                how = end or ("cancelled" if isinstance(error, asyncio.CancelledError) else "failed")
+                how = end or how_ended(error)
                 output = self.items.output(described)
                 self.recorder.end(self.call, output, end=how, status="error", error=described)
             else:
@@ -378,13 +378,20 @@ def _wrapper(tool: Tool) -> Callable[..., Any]:
         driver = _generator(tool)
     else:
         driver = _function(tool)
-    if hasattr(target, "__name__"):
-        driver = functools.wraps(target)(driver)
-    else:
+    named = hasattr(target, "__name__")
+    driver.__annotations__ = {}
+    driver = functools.wraps(target)(driver)
+    if not named:
         driver.__name__ = driver.__qualname__ = tool.name
-        driver.__wrapped__ = target  # type: ignore[attr-defined]
+    elif isinstance(target, FunctionType):  # read by frameworks; without a use for our own, which takes anything
+        driver.__defaults__ = target.__defaults__  # type: ignore[attr-defined]
+        driver.__kwdefaults__ = target.__kwdefaults__  # type: ignore[attr-defined]
     driver.__sftrace_tool__ = tool.name  # type: ignore[attr-defined]
     return driver
+
+
+_FINAL = frozenset({dict, list, tuple, str, int, float, bool, bytes, type(None)})
+"""Types of results that need no closer look: nothing of these can be awaited."""
 
 
 def _function(tool: Tool) -> Callable[..., Any]:
@@ -409,7 +416,7 @@ def _function(tool: Tool) -> Callable[..., Any]:
             raise
         finally:
             record.leave(tokens)
-        if inspect.isawaitable(result):
+        if type(result) not in _FINAL and inspect.isawaitable(result):
             return record.pending(result)
         record.returned(result)
         return result

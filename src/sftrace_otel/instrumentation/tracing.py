@@ -17,8 +17,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from sftrace_otel.version import __version__
 
 __all__ = [
-    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "http_span_id", "is_current", "name_root",
-    "start_span", "suppressed", "traceparent_ids",
+    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "exporting", "http_span_id", "is_current",
+    "name_root", "start_span", "suppressed", "traceparent_ids",
 ]  # fmt: skip
 
 CLIENT = SpanKind.CLIENT
@@ -110,16 +110,21 @@ def traceparent_ids(value: str) -> int:
         return 0
 
 
-_SUPPRESSING = tuple(
-    dict.fromkeys(
-        [
-            "suppress_instrumentation",
-            getattr(otel_context, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation"),
-            getattr(otel_context, "_SUPPRESS_HTTP_INSTRUMENTATION_KEY", "suppress_instrumentation"),
-        ]
-    )
+_EXPORTING = (
+    "suppress_instrumentation",
+    getattr(otel_context, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation"),
+)
+_SUPPRESSING = (
+    *_EXPORTING,
+    getattr(otel_context, "_SUPPRESS_HTTP_INSTRUMENTATION_KEY", "suppress_instrumentation"),
 )
 """Context keys by which exporters keep their own requests out; the API's are made with a UUID at import."""
+
+
+def exporting() -> bool:
+    """As `suppressed`, less what an instrumentation of an HTTP client sets for those below it: it is no exporter."""
+    here = otel_context.get_current()
+    return bool(here) and any(here.get(key) for key in _EXPORTING)
 
 
 def suppressed() -> bool:

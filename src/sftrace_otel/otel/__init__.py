@@ -19,11 +19,17 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
     Settings come from the environment; with `OTEL_SFTRACE_CAPTURE=off` nothing is recorded. Twice is once.
     Raises SettingsError where `tools` is not a list of patterns.
     """
-    from sftrace_otel.otel.instrumentors import HttpInstrumentor, OpenAIInstrumentor, ToolsInstrumentor
+    from sftrace_otel.otel.instrumentors import (
+        AnthropicInstrumentor,
+        HttpInstrumentor,
+        OpenAIInstrumentor,
+        ToolsInstrumentor,
+    )
     from sftrace_otel.otel.provider import attach, watch
 
     HttpInstrumentor().instrument()
     OpenAIInstrumentor().instrument()
+    AnthropicInstrumentor().instrument()
     ToolsInstrumentor().instrument(tools=tools)
     watch()
     attach()
@@ -31,9 +37,14 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
 
 def uninstrument() -> None:
     """Take the boundaries off and let our processors rest; the SDK keeps them, so they pass everything by."""
-    from sftrace_otel.otel.instrumentors import HttpInstrumentor, OpenAIInstrumentor, ToolsInstrumentor
+    from sftrace_otel.otel.instrumentors import (
+        AnthropicInstrumentor,
+        HttpInstrumentor,
+        OpenAIInstrumentor,
+        ToolsInstrumentor,
+    )
     from sftrace_otel.otel.provider import detach
 
-    for boundary in (ToolsInstrumentor, OpenAIInstrumentor, HttpInstrumentor):
+    for boundary in (ToolsInstrumentor, AnthropicInstrumentor, OpenAIInstrumentor, HttpInstrumentor):
         boundary().uninstrument()
     detach()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our boundaries as OpenTelemetry instrumentors, so that `opentelemetry-instrument` finds them.
 
-Decision: three entry points with names of our own (entry-point names are not namespaced, and four packages register
+Decision: entry points with names of our own (entry-point names are not namespaced, and four packages register
 `openai`), each of which turns a boundary on or off. None depends on the library that it instruments: the boundaries
 patch on import, so nothing is imported that the program does not import, and a dependency check would switch off all
-three when one library is absent.
+of them when one library is absent.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import aiohttp, httpx, openai, spawns, tools, websockets
+from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, tools, urllib3, websockets
 from sftrace_otel.otel.opening import read_settings
 
-__all__ = ["HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
+__all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
 
 
 class _Boundary(BaseInstrumentor):  # type: ignore[misc]
@@ -37,16 +37,18 @@ class _Boundary(BaseInstrumentor):  # type: ignore[misc]
 
 
 class HttpInstrumentor(_Boundary):
-    """httpx, httpx2 and aiohttp, and the tasks from which they are called; websockets are noted."""
+    """httpx, httpx2, aiohttp and urllib3 (requests), and the tasks they are called from; websockets are noted."""
 
     def _instrument(self, **kwargs: Any) -> None:
         spawns.install()
         httpx.install()
         aiohttp.install()
+        urllib3.install()
         websockets.install()
 
     def _uninstrument(self, **kwargs: Any) -> None:
         websockets.uninstall()
+        urllib3.uninstall()
         aiohttp.uninstall()
         httpx.uninstall()
         spawns.uninstall()
@@ -60,6 +62,16 @@ class OpenAIInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         openai.uninstall()
+
+
+class AnthropicInstrumentor(_Boundary):
+    """The anthropic SDK."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        anthropic.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        anthropic.uninstall()
 
 
 class ToolsInstrumentor(_Boundary):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import islice
@@ -82,9 +83,9 @@ class SpanIntake:
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._open: dict[int, _Open] = {}
-        self._past: dict[str, Past] = {}
+        self._past: OrderedDict[str, Past] = OrderedDict()  # a plain one is slow to give its oldest entry
         self._calls: dict[str, Call] = {}
-        self._own: dict[int, tuple[Call, int]] = {}
+        self._own: deque[tuple[int, Call, int]] = deque(maxlen=_REMEMBERED)
         self._by_trace = self.recorder.settings.scope == "trace"
         self._waiting: dict[int, list[_Ended]] = {}
         self._below: dict[int, list[str]] = {}
@@ -149,11 +150,12 @@ class SpanIntake:
 
         False where it must go the long way: others wait for it, it may end a run, or it is not ours after all.
         """
-        attributes, context = span.attributes, span.get_span_context()
-        if not attributes or context is None or "sftrace.event.id" not in attributes:
+        context = span.get_span_context()
+        span_id = context.span_id if context is not None else 0
+        here = self._open.get(span_id)
+        if here is None or self._by_trace or span_id in self._waiting or not self.recorder.expects(span_id):
             return False
-        span_id = context.span_id
-        if span_id in self._waiting or span_id not in self._open or self._by_trace:
+        if "sftrace.event.id" not in here.attributes:
             return False
         scope = span.instrumentation_scope
         call = self.recorder.span_arrived(span_id, scope.name if scope else "")
@@ -161,16 +163,14 @@ class SpanIntake:
             return False
         parent = span.parent
         self._open.pop(span_id, None)
-        self._own[span_id] = (call, parent.span_id if parent is not None else 0)
-        if len(self._own) > _REMEMBERED:
-            self._own.pop(next(iter(self._own)), None)
+        self._own.append((span_id, call, parent.span_id if parent is not None else 0))
         return True
 
     def _settle_own(self) -> None:
         """Remember our own ended spans as the others are: spans of other layers are about to be compared with them."""
         with self._lock:
-            own, self._own = self._own, {}
-            for span_id, (call, parent) in own.items():
+            own, self._own = self._own, deque(maxlen=_REMEMBERED)
+            for span_id, call, parent in own:
                 bare = MappedCall(
                     kind=call.kind, name=call.name, model=call.model, input=None, missing=("input", "output")
                 )
@@ -179,10 +179,11 @@ class SpanIntake:
                 self._calls[key] = call
                 if parent in self._open:
                     self._below.setdefault(parent, []).append(key)
-            while len(self._past) > _REMEMBERED:
-                oldest = next(iter(self._past))
-                del self._past[oldest]
-                self._calls.pop(oldest, None)
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        while len(self._past) > _REMEMBERED:
+            self._calls.pop(self._past.popitem(last=False)[0], None)
 
     def flush(self) -> None:
         """Take what still waits for a root or for a span above it: the process or the exporter ends."""
@@ -314,10 +315,7 @@ class SpanIntake:
             if own:
                 self._calls[record.span_id] = _referred(record, run)
             self._past[record.span_id] = Past(record.parent_id, _bare(call), recorded, own)
-            if len(self._past) > _REMEMBERED:
-                oldest = next(iter(self._past))
-                del self._past[oldest]
-                self._calls.pop(oldest, None)
+            self._forget_oldest()
 
     def _failure(self, record: SpanRecord) -> tuple[str, str] | None:
         """Class and redacted message of a failed local root."""

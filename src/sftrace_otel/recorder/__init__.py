@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.recorder.exceptions import how_ended
 from sftrace_otel.recorder.lineage import (
     UNPLACED,
     Scope,
@@ -30,7 +31,8 @@ from sftrace_otel.settings import Settings
 
 __all__ = [
     "UNPLACED", "Answered", "Call", "Recorder", "Run", "Scope", "acquire", "active", "aside", "close_all",
-    "current_scope", "enter", "entered", "inner", "leave", "load_policy", "release", "restart_lineage", "spawn",
+    "current_scope", "enter", "entered", "how_ended", "inner", "leave", "load_policy", "release", "restart_lineage",
+    "spawn",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.recorder.bodies import BLOB_ABOVE
 
-__all__ = ["NATIVE_MEMBERS", "members_of"]
+__all__ = ["NATIVE_MEMBERS", "how_ended", "members_of"]
 
 NATIVE_MEMBERS: Final[Mapping[type[BaseException], tuple[str, ...]]] = {
     OSError: ("errno", "strerror", "filename", "filename2"),
@@ -28,6 +28,12 @@ NATIVE_MEMBERS: Final[Mapping[type[BaseException], tuple[str, ...]]] = {
 
 _SCALARS = (str, int, float, bool, type(None), bytes)
 _MANY = 64
+
+
+def how_ended(error: BaseException) -> str:
+    """How a call ended that `error` came out of: what stops its task or the program cancels it, the rest fails it."""
+    stops = isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit))
+    return "cancelled" if stops or type(error).__name__ == "CancelledError" else "failed"
 
 
 def members_of(error: BaseException, prepare: Callable[[object], Prepared]) -> dict[str, Any]:

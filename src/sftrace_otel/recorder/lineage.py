@@ -126,6 +126,8 @@ def leave(token: Token[Scope | None]) -> None:
 def spawn() -> Scope:
     """The scope for a task that is spawned here and now."""
     here = current_scope()
+    if here is UNPLACED:  # an event loop in a thread: no more is known of its tasks than of the thread
+        return here
     slot = here.slot()
     if slot is None:
         return _Unplaced(parent=here.parent, run=here.run)
@@ -135,7 +137,7 @@ def spawn() -> Scope:
 def aside() -> Scope:
     """A scope that takes no slot: for what is spawned inside a boundary and is not the program's own."""
     here = current_scope()
-    return _Unplaced(parent=here.parent, run=here.run)
+    return here if here is UNPLACED else _Unplaced(parent=here.parent, run=here.run)
 
 
 def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:

@@ -21,9 +21,10 @@ import re
 import sys
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextvars import ContextVar
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -33,11 +34,13 @@ from sftrace_otel.bundle.disk import Budget
 from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Journal, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.prepare import Prepared, prepare
+from sftrace_otel.core.prices import Prices
 from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.errors import SettingsError
 from sftrace_otel.formats import Json
 from sftrace_otel.formats.sftrace import is_inner_name
 from sftrace_otel.recorder.bodies import clean_body, moved_chunks, stored_body
-from sftrace_otel.recorder.exceptions import members_of
+from sftrace_otel.recorder.exceptions import how_ended, members_of
 from sftrace_otel.recorder.lineage import UNPLACED, Scope, current_scope, current_task
 from sftrace_otel.recorder.run import NULL, Call, NoLongerRecords, Run, found_in
 from sftrace_otel.recorder.verdict import Obstacle, obstacles_of
@@ -101,7 +104,7 @@ class Recorder:
         self._process: Run | None = None
         self._live: dict[int, Run] = {}
         self._refs: dict[int, Call] = {}
-        self._recorded: dict[int, bool] = {}
+        self._recorded: OrderedDict[int, bool] = OrderedDict()  # a plain one is slow to give its oldest entry
         self._lock = threading.RLock()
         self._unplaced: dict[str, int] = {}  # losses of no open run; the next run of the process tells of them
         self._reported: set[str] = set()
@@ -111,6 +114,7 @@ class Recorder:
         self._closing = False
         self.max_run_bytes = settings.max_run_mb << 20
         self.has_content = settings.capture == "full"
+        self._prices = _prices_of(settings)
         self.folder = absolute(settings.dir)
         self._budget = Budget(self.folder, settings.max_disk_mb << 20)
         self._budget_lock = threading.Lock()
@@ -402,10 +406,14 @@ class Recorder:
         error: Mapping[str, Any] | None = None,
         model: str | None = None,
         tokens: tuple[int | None, int | None, int | None] = (None, None, None),
+        cached: int | None = None,
         extra: Mapping[str, object] | None = None,
         at: tuple[int, int] | None = None,
     ) -> str | None:
-        """Journal the end of a call, once: an output, an `error` (`describe_error`), or both. Gives the output hash."""
+        """Journal the end of a call, once: an output, an `error` (`describe_error`), or both. Gives the output hash.
+
+        `tokens` are (prompt, completion, total), `cached` those of the prompt that came from the provider's cache.
+        """
         if call is None or call.ended:
             return None
         call.ended = True
@@ -439,6 +447,7 @@ class Recorder:
                         tags=payload.tags if payload is not None else {},
                         extra=dict(extra) if extra else {},
                         cut=payload.truncated if payload is not None else False,
+                        cost=self._cost(call, model, tokens, cached),
                     )
                 )
             if self._notices:
@@ -449,6 +458,13 @@ class Recorder:
         except Exception as fault:
             self.fault("recording a result", fault, run)
             return None
+
+    def _cost(
+        self, call: Call, model: str | None, tokens: tuple[int | None, int | None, int | None], cached: int | None
+    ) -> Decimal | None:
+        if not self._prices or call.kind != "llm":
+            return None
+        return self._prices.cost((model, call.model), prompt=tokens[0], completion=tokens[1], cached=cached)
 
     def fail(
         self,
@@ -466,7 +482,7 @@ class Recorder:
             prepared = None
             if call.kind != "llm":
                 prepared = self.prepare({"error_type": described["type"], "message": described["message"]})
-            how = end or ("cancelled" if described["type"] in ("CancelledError", "GeneratorExit") else "failed")
+            how = end or how_ended(error)
         except Exception as fault:
             call.ended = True
             self.fault("recording an error", fault, call.run)
@@ -528,6 +544,9 @@ class Recorder:
                 row["chunks"] = moved_chunks(row.get("chunks"), response, back.data)
             if (out is not None and out.changed) or (back is not None and back.changed):
                 row["redacted"] = True
+            full = row.get("full")
+            if isinstance(full, dict) and back is not None and back.changed:
+                del full["sha256"]  # a digest would let guesses at the secret be tested
             with run.lock:
                 if run.closed:
                     run.lost("exchanges ended after the run closed")
@@ -622,6 +641,10 @@ class Recorder:
         """A span ended; True if a boundary of ours has recorded what it is about."""
         return self.span_arrived(span_id, scope_name) is not None or self._recorded.pop(span_id, False)
 
+    def expects(self, span_id: int) -> bool:
+        """Whether the span `span_id` is known to be that of a call of our boundaries."""
+        return span_id in self._refs
+
     def span_arrived(self, span_id: int, scope_name: str) -> Call | None:
         """The span of a call of our boundaries ended; gives the call, None if no boundary expects this span."""
         call = self._refs.pop(span_id, None)
@@ -653,7 +676,7 @@ class Recorder:
         recorded = self._recorded
         recorded[span_id] = True
         while len(recorded) > _RECORDED:
-            recorded.pop(next(iter(recorded), 0), None)
+            recorded.popitem(last=False)
 
     def span_run(self, span_id: int) -> Run | None:
         """The run of a live span, or of the call that a boundary made it for."""
@@ -753,11 +776,16 @@ class Recorder:
             time.sleep(0.01)
 
     def span_row(self, run: Run, row: Mapping[str, object]) -> None:
-        """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it."""
+        """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it. One that comes when its
+        run is over belongs to the run that goes on for it, and is counted as lost where there is none."""
         try:
+            while run.closed and run.next is not None:
+                run = run.next
             with run.lock:
                 if run.journal is not None and not run.closed:
                     run.journal.row("spans", row)
+                else:
+                    run.lost("spans that came after their run was over")
         except Exception as error:
             self.fault("recording a span", error, run)
 
@@ -789,6 +817,8 @@ class Recorder:
         return self._close_one(run, failure)
 
     def _close_one(self, run: Run, failure: tuple[str, str] | None = None) -> Path | None:
+        for answer in tuple(run.reading):
+            answer.cut()
         with run.lock:
             if run.closed:
                 return run.path
@@ -979,6 +1009,18 @@ class Recorder:
     def say(self, line: str) -> None:
         if not self.settings.quiet:
             _written(lambda: self.notify(line))
+
+
+def _prices_of(settings: Settings) -> Prices:
+    """The price table that the settings name; one that cannot be used is one log line, and nothing has a cost."""
+    if settings.prices is None:
+        return Prices()
+    try:
+        return Prices.from_json(settings.prices.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        why = str(error) if isinstance(error, SettingsError) else _kind_of(error)
+        _log.error("OTEL_SFTRACE_PRICES=%s cannot be used (%s); no call has a cost", settings.prices, why)
+        return Prices()
 
 
 def absolute(path: Path) -> Path:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -46,6 +46,13 @@ class Call:
         self.attempts = 0
         self.began = 0
         self.ended = False
+
+
+class Reading(Protocol):
+    """An answer that the program is still reading."""
+
+    def cut(self) -> None:
+        """The run ends: keep what came so far. Never raises."""
 
 
 class NoLongerRecords(OSError):
@@ -88,6 +95,8 @@ class Run:
         self.wire_calls = 0
         self.refs: set[int] = set()
         self.spans: set[int] = set()
+        self.reading: set[Reading] = set()
+        """Answers that are still being read; what was read of them until the run ends is recorded then."""
         self._target = target
         self._name: str | None = None
         self._seen = bytearray()
@@ -158,7 +167,7 @@ class Run:
         try:
             head, start = self.recorder.head(self), self._start()
             journal = Journal(self.target, fsync=self.recorder.settings.fsync)
-            journal.record(head)
+            journal.introduce(head)
             journal.record(start)
         except Exception as error:
             self.broken = True

@@ -47,7 +47,8 @@ def obstacles_of(run: Run, connections: Sequence[Mapping[str, object]], *, conte
             {
                 "kind": "connection",
                 "what": f"{connection['library']} connected to {where} outside every boundary",
-                "do": "use httpx, httpx2 or aiohttp for it, or trace the function that makes it as a tool",
+                "do": "use httpx, httpx2, aiohttp or urllib3 (requests) for it, or trace the function that makes it "
+                "as a tool",
             }
         )
     if not content:

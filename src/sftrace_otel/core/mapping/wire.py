@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLM traffic on the wire: which endpoint a path is, what request and answer say, streams put together and taken apart.
+"""LLM traffic on the wire in OpenAI's form: what request and answer say, streams put together and taken apart.
 
 Decision: the request body and the response body are the truth; attributes of spans and fields of events are read from
 them here, for every client alike. A stream becomes the completion that the same request without `stream` would have
@@ -13,16 +13,22 @@ Sources: OpenAI's REST API (chat completions, completions, embeddings, responses
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 __all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "EMBEDDINGS",
+    "FIM",
+    "RESPONSES",
     "Endpoint",
     "assemble",
     "complete_stream",
-    "endpoint_of",
+    "failure_of",
     "provider_of",
     "request_attributes",
     "response_attributes",
@@ -44,12 +50,11 @@ class Endpoint:
         self.api = api
 
 
-_ENDPOINTS = {
-    "/chat/completions": Endpoint("chat.completions.create", "chat", "chat_completions"),
-    "/responses": Endpoint("responses.create", "chat", "responses"),
-    "/embeddings": Endpoint("embeddings.create", "embeddings", "embeddings"),
-    "/completions": Endpoint("completions.create", "text_completion", "completions"),
-}
+CHAT = Endpoint("chat.completions.create", "chat", "chat_completions")
+RESPONSES = Endpoint("responses.create", "chat", "responses")
+EMBEDDINGS = Endpoint("embeddings.create", "embeddings", "embeddings")
+COMPLETIONS = Endpoint("completions.create", "text_completion", "completions")
+FIM = Endpoint("fim.complete", "text_completion", "fim")
 
 _HOSTS = {
     "api.openai.com": "openai",
@@ -66,27 +71,23 @@ _HOSTS = {
 LLM_HOSTS = frozenset(_HOSTS)
 """Hosts known to serve models; a connection to one without a captured call is worth a loud line."""
 
+_VERTEX = re.compile(r"aiplatform\.\w+\.rep\.googleapis\.com")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 
 
-def endpoint_of(method: str, path: str) -> Endpoint | None:
-    """The LLM endpoint that `POST path` is, whatever stands before it; None for any other call."""
-    if method.upper() != "POST":
-        return None
-    path = path.partition("?")[0].rstrip("/")
-    for suffix, endpoint in _ENDPOINTS.items():
-        if path.endswith(suffix):
-            return endpoint
-    return None
-
-
-def provider_of(host: str, *, azure: bool = False) -> str:
-    """The GenAI name of the service at `host`; a loopback stand-in counts as OpenAI's API, any other host is itself."""
+def provider_of(host: str, *, azure: bool = False, own: str = "openai") -> str:
+    """The GenAI name of the service at `host`; a loopback stand-in counts as `own`'s API, any other host is itself."""
     host = host.lower()
     if azure or host.endswith(".openai.azure.com"):
         return "azure.ai.openai"
-    if host in _LOOPBACK or host.endswith(".openai.com"):
+    if host in _LOOPBACK:
+        return own
+    if host.endswith(".openai.com"):
         return "openai"
+    if host.endswith("aiplatform.googleapis.com") or _VERTEX.fullmatch(host):
+        return "gcp.vertex_ai"
+    if host.startswith("bedrock") and host.endswith((".amazonaws.com", ".api.aws")):
+        return "aws.bedrock"
     return _HOSTS.get(host, host)
 
 
@@ -106,6 +107,9 @@ _PARAMETERS = {
 }
 
 
+_OUTPUT_TYPES = {"text": "text", "json_object": "json", "json_schema": "json"}
+
+
 def request_attributes(endpoint: Endpoint, body: Mapping[str, Any], provider: str) -> dict[str, Any]:
     """Span attributes of a request; no content."""
     found: dict[str, Any] = {"gen_ai.operation.name": endpoint.operation, "gen_ai.provider.name": provider}
@@ -118,6 +122,17 @@ def request_attributes(endpoint: Endpoint, body: Mapping[str, Any], provider: st
             found[attribute] = value
     if found.get("gen_ai.request.choice.count") == 1:
         del found["gen_ai.request.choice.count"]
+    if found.get("openai.request.service_tier") == "auto":
+        del found["openai.request.service_tier"]
+    effort = _at(body, "reasoning", "effort") or body.get("reasoning_effort")
+    if isinstance(effort, str):
+        found["gen_ai.request.reasoning.level"] = effort
+    conversation = _at(body, "conversation", "id") or body.get("conversation")
+    if isinstance(conversation, str):
+        found["gen_ai.conversation.id"] = conversation
+    output = _OUTPUT_TYPES.get(str(_at(body, "response_format", "type") or _at(body, "text", "format", "type")))
+    if output is not None:
+        found["gen_ai.output.type"] = output
     if body.get("stream") is True:
         found["gen_ai.request.stream"] = True
     stop = body.get("stop")
@@ -150,7 +165,7 @@ def response_attributes(body: object) -> dict[str, Any]:
         choice["finish_reason"]
         for choice in _objects(body.get("choices"))
         if isinstance(choice.get("finish_reason"), str)
-    ]
+    ] or _finish_of_response(body)
     if reasons:
         found["gen_ai.response.finish_reasons"] = tuple(reasons)
     prompt, completion, _ = tokens_of(body)
@@ -172,6 +187,45 @@ def response_attributes(body: object) -> dict[str, Any]:
     return found
 
 
+_INCOMPLETE = {"max_output_tokens": "length", "content_filter": "content_filter"}
+
+
+def _finish_of_response(body: Mapping[str, Any]) -> list[str]:
+    """Why an answer of the Responses API ended, in the words of chat completions; nothing while it is under way."""
+    status = body.get("status") if body.get("object") == "response" else None
+    if status == "completed":
+        calls = any(str(item.get("type")) in _CALLS for item in _objects(body.get("output")))
+        return ["tool_calls" if calls else "stop"]
+    if status == "incomplete":
+        reason = _at(body, "incomplete_details", "reason")
+        return [_INCOMPLETE.get(str(reason), str(reason or status))]
+    return ["error"] if status == "failed" else []
+
+
+_CALLS = frozenset({"function_call", "custom_tool_call"})
+
+
+def failure_of(body: object) -> tuple[str, str] | None:
+    """(type, message) where an answer with a good HTTP status says that the model failed; None where it does not.
+
+    That is an error event in a stream, or a response whose status is `failed`. The type is the provider's code for it.
+    """
+    for part in _objects(body if isinstance(body, list) else [body]):
+        if part.get("error"):
+            return _failure(part["error"])
+        if part.get("type") == "error":
+            return _failure(part)
+    return None
+
+
+def _failure(error: object) -> tuple[str, str]:
+    if not isinstance(error, Mapping):
+        return ("error", str(error))
+    kinds = (error.get("status"), error.get("code"), error.get("type"))
+    kind = next((str(kind) for kind in kinds if isinstance(kind, (str, int)) and kind), "error")
+    return (kind, str(error.get("message") or kind))
+
+
 def tokens_of(body: object) -> tuple[int | None, int | None, int | None]:
     """(prompt, completion, total) tokens of an answer; None where it does not say."""
     usage = body.get("usage") if isinstance(body, Mapping) else None
@@ -187,6 +241,13 @@ def tokens_of(body: object) -> tuple[int | None, int | None, int | None]:
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _at(body: object, *path: str) -> Any:
+    """The member of a member of `body`, None where it is not there."""
+    for member in path:
+        body = body.get(member) if isinstance(body, Mapping) else None
+    return body
 
 
 def _objects(value: object) -> Iterator[Mapping[str, Any]]:
@@ -239,33 +300,47 @@ def sse_events(data: bytes) -> Iterator[tuple[str | None, str]]:
             name = value
 
 
+_LAST = frozenset({"response.completed", "response.incomplete", "response.failed", "error", "message_stop"})
+"""Types of events after which a stream says nothing more."""
+
+
 def complete_stream(data: bytes) -> bool:
     """True if the stream says that it is over, although the connection may not have been read to its end."""
-    tail = data[-4096:]
-    return b"data: [DONE]" in tail or b'"type":"response.completed"' in tail.replace(b'": "', b'":"')
+    if not data.endswith((b"\n\n", b"\r\n\r\n")):
+        return False
+    end = len(data) - 2
+    while end and data[end - 1] in b"\r\n":
+        end -= 1
+    start = max(data.rfind(b"\n\n", 0, end), data.rfind(b"\r\n\r\n", 0, end))
+    for _, text in sse_events(data[start + 1 :]):
+        if text.strip() == "[DONE]":
+            return True
+        event = _decoded(text)
+        if isinstance(event, dict) and (event.get("type") in _LAST or event.get("error")):
+            return True
+    return False
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return text
 
 
 def assemble(data: bytes) -> object:
-    """The completion that a stream amounts to; for a stream of another form, the list of its events' data."""
-    chunks: list[Any] = []
-    for _, text in sse_events(data):
-        if text.strip() == "[DONE]":
-            continue
-        try:
-            chunks.append(msgspec.json.decode(text))
-        except (msgspec.MsgspecError, RecursionError):
-            chunks.append(text)
+    """The completion that a stream amounts to, as far as it came; of another form, the list of its events' data.
+
+    An error that the stream reports is its member `error`.
+    """
+    chunks = [_decoded(text) for _, text in sse_events(data) if text.strip() != "[DONE]"]
     if not chunks:
         return None
-    for chunk in reversed(chunks):
-        if (
-            isinstance(chunk, dict)
-            and isinstance(chunk.get("response"), dict)
-            and str(chunk.get("type")).startswith(("response.completed", "response.incomplete", "response.failed"))
-        ):
-            return chunk["response"]
-    if any(isinstance(chunk, dict) and "choices" in chunk for chunk in chunks):
-        return _completion([chunk for chunk in chunks if isinstance(chunk, dict)])
+    objects = [chunk for chunk in chunks if isinstance(chunk, dict)]
+    if any(isinstance(chunk.get("response"), dict) and "type" in chunk for chunk in objects):
+        return _response(objects)
+    if any("choices" in chunk for chunk in objects):
+        return _completion(objects)
     return chunks
 
 
@@ -275,10 +350,10 @@ def _completion(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for key, value in chunk.items():
-            if key != "choices" and (value is not None or key not in whole):
+            if key not in ("choices", "obfuscation") and (value is not None or key not in whole):
                 whole[key] = value
         for choice in _objects(chunk.get("choices")):
-            _add_choice(choices.setdefault(int(choice.get("index") or 0), {}), choice)
+            _add_choice(choices.setdefault(_index(choice), {}), choice)
     chat = str(whole.get("object", "")).startswith("chat")
     if chat:
         whole["object"] = "chat.completion"
@@ -286,57 +361,60 @@ def _completion(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
+def _index(value: Mapping[str, Any]) -> int:
+    index = value.get("index")
+    return index if isinstance(index, int) else 0
+
+
 def _add_choice(into: dict[str, Any], choice: Mapping[str, Any]) -> None:
     for key, value in choice.items():
         if key == "delta" and isinstance(value, Mapping):
-            _add_delta(into.setdefault("message", {}), value)
-        elif key == "text" and isinstance(value, str):
-            into["text"] = into.get("text", "") + value
-        elif key == "logprobs" and isinstance(value, Mapping):
-            _add_logprobs(into, value)
+            _add(into.setdefault("message", {}), value)
+        elif key in ("text", "logprobs"):
+            _add(into, {key: value})
         elif value is not None or key not in into:
             into[key] = value
 
 
-def _add_logprobs(into: dict[str, Any], value: Mapping[str, Any]) -> None:
-    known = into.get("logprobs")
-    if not isinstance(known, dict):
-        into["logprobs"] = known = {}
-    for key, items in value.items():
-        if isinstance(items, list) and isinstance(known.get(key), list):
-            known[key] = known[key] + items
-        elif items is not None or key not in known:
-            known[key] = items
+_NAMES = frozenset({"id", "type", "name", "role", "object", "status", "format", "index"})
+"""Members of a delta that name something: said again, they are said anew, not continued."""
 
 
-def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+def _add(into: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Continue a message by a delta: texts and lists grow, objects grow within, all else is replaced."""
     for key, value in delta.items():
-        if key == "tool_calls":
-            calls = message.setdefault("tool_calls", {})
+        known = into.get(key)
+        if key == "tool_calls" and isinstance(value, list):
+            into[key] = known if isinstance(known, list) else []
             for call in _objects(value):
-                _add_tool_call(calls.setdefault(int(call.get("index") or 0), {}), call)
-        elif key in ("content", "refusal", "reasoning_content", "reasoning") and isinstance(value, str):
-            message[key] = (message.get(key) or "") + value
-        elif key == "function_call" and isinstance(value, Mapping):
-            _add_function(message.setdefault("function_call", {}), value)
-        elif value is not None or key not in message:
-            message[key] = value
-
-
-def _add_tool_call(into: dict[str, Any], call: Mapping[str, Any]) -> None:
-    for key, value in call.items():
-        if key == "function" and isinstance(value, Mapping):
-            _add_function(into.setdefault("function", {}), value)
-        elif key != "index" and value is not None:
+                _add(_tool_call(into[key], call), call)
+        elif value is None:
+            into.setdefault(key, None)
+        elif isinstance(value, Mapping):
+            into[key] = known if isinstance(known, dict) else {}
+            _add(into[key], value)
+        elif key in _NAMES:
+            into[key] = value if value != "" else known or value
+        elif type(known) is type(value) is str:
+            into[key] = known + value
+        elif type(known) is type(value) is list:
+            known.extend(value)
+        else:
             into[key] = value
 
 
-def _add_function(into: dict[str, Any], function: Mapping[str, Any]) -> None:
-    for key, value in function.items():
-        if key == "arguments" and isinstance(value, str):
-            into["arguments"] = into.get("arguments", "") + value
-        elif value is not None:
-            into[key] = value
+def _tool_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> dict[str, Any]:
+    """The call that `part` continues: the one of its index, but not under another id; without an index the last."""
+    found = next((call for call in reversed(calls) if _continues(part, call)), None)
+    if found is None:
+        found = {}
+        calls.append(found)
+    return found
+
+
+def _continues(part: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
+    index, name = part.get("index"), part.get("id")
+    return index in (None, call.get("index")) and name in (None, "", call.get("id", name))
 
 
 def _finished(index: int, choice: dict[str, Any], chat: bool) -> dict[str, Any]:
@@ -344,10 +422,75 @@ def _finished(index: int, choice: dict[str, Any], chat: bool) -> dict[str, Any]:
     choice.setdefault("finish_reason", None)
     if chat:
         message = {"role": "assistant", "content": None, **choice.get("message", {})}
-        if isinstance(message.get("tool_calls"), dict):
-            message["tool_calls"] = [message["tool_calls"][key] for key in sorted(message["tool_calls"])]
+        if isinstance(message.get("tool_calls"), list):
+            calls = sorted(message["tool_calls"], key=_index)
+            message["tool_calls"] = [{key: call[key] for key in call if key != "index"} for call in calls]
         choice["message"] = message
     return choice
+
+
+_GROWING = {
+    "response.output_text.delta": ("content", "content_index", "text"),
+    "response.refusal.delta": ("content", "content_index", "refusal"),
+    "response.reasoning_text.delta": ("content", "content_index", "text"),
+    "response.reasoning_summary_text.delta": ("summary", "summary_index", "text"),
+}
+"""Deltas of the Responses API that continue a part: the item's list, the event's member for the place, the text."""
+
+
+def _response(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Events of the Responses API as one response: what its last event holds, else as far as it came."""
+    whole: dict[str, Any] = {}
+    items: dict[int, dict[str, Any]] = {}
+    for event in events:
+        kind, item = event.get("type"), event.get("item")
+        if isinstance(event.get("response"), dict):
+            whole = event["response"]
+            if kind in _LAST:
+                return whole
+        elif kind == "error":
+            whole = {**whole, "error": event.get("error") or _without(event, "type", "sequence_number")}
+        elif isinstance(item, dict):
+            items[_place(event, "output_index")] = item
+        else:
+            _continue(items.setdefault(_place(event, "output_index"), {}), str(kind), event)
+    if items:
+        whole = {**whole, "output": [items[at] for at in sorted(items) if items[at]]}
+    return whole
+
+
+def _continue(item: dict[str, Any], kind: str, event: Mapping[str, Any]) -> None:
+    """Let an item of an unfinished response grow by one event."""
+    delta = event.get("delta")
+    if kind in _GROWING and isinstance(delta, str):
+        member, place, text = _GROWING[kind]
+        part = _part(item, member, _place(event, place))
+        part[text] = str(part.get(text) or "") + delta
+    elif kind in ("response.content_part.added", "response.content_part.done"):
+        _part(item, "content", _place(event, "content_index")).update(event.get("part") or {})
+    elif kind in ("response.reasoning_summary_part.added", "response.reasoning_summary_part.done"):
+        _part(item, "summary", _place(event, "summary_index")).update(event.get("part") or {})
+    elif kind == "response.function_call_arguments.delta" and isinstance(delta, str):
+        item["arguments"] = str(item.get("arguments") or "") + delta
+    elif kind == "response.custom_tool_call_input.delta" and isinstance(delta, str):
+        item["input"] = str(item.get("input") or "") + delta
+
+
+def _place(event: Mapping[str, Any], member: str) -> int:
+    place = event.get(member)
+    return place if isinstance(place, int) and 0 <= place < 10_000 else 0
+
+
+def _part(item: dict[str, Any], member: str, at: int) -> dict[str, Any]:
+    parts = item.setdefault(member, [])
+    if not isinstance(parts, list):
+        return {}
+    parts.extend({} for _ in range(at + 1 - len(parts)))
+    return parts[at] if isinstance(parts[at], dict) else {}
+
+
+def _without(value: Mapping[str, Any], *members: str) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if key not in members}
 
 
 def stream_of(method: str, completion: object) -> Iterable[bytes]:
@@ -407,7 +550,12 @@ def _response_events(response: Mapping[str, Any]) -> Iterator[bytes]:
         yield event("response.output_item.added", output_index=at, item={**item, **_emptied(item)})
         for part_at, part in enumerate(_objects(item.get("content"))):
             place = {"item_id": item.get("id"), "output_index": at, "content_index": part_at}
-            if part.get("type") == "output_text":
+            if part.get("type") == "refusal":
+                yield event("response.content_part.added", **place, part={**part, "refusal": ""})
+                yield event("response.refusal.delta", **place, delta=part.get("refusal", ""))
+                yield event("response.refusal.done", **place, refusal=part.get("refusal", ""))
+                yield event("response.content_part.done", **place, part=dict(part))
+            elif part.get("type") == "output_text":
                 yield event("response.content_part.added", **place, part={**part, "text": ""})
                 yield event("response.output_text.delta", **place, delta=part.get("text", ""), logprobs=[])
                 yield event("response.output_text.done", **place, text=part.get("text", ""), logprobs=[])
@@ -418,7 +566,9 @@ def _response_events(response: Mapping[str, Any]) -> Iterator[bytes]:
             yield event("response.function_call_arguments.delta", **place, delta=arguments)
             yield event("response.function_call_arguments.done", **place, arguments=arguments, name=item.get("name"))
         yield event("response.output_item.done", output_index=at, item=dict(item))
-    yield event("response.completed", response=dict(response))
+    status = response.get("status")
+    last = f"response.{status}" if status in ("failed", "incomplete") else "response.completed"
+    yield event(last, response=dict(response))
 
 
 def _emptied(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import quote_plus, unquote_plus
 
 from sftrace_otel.core.redact import jsontext
@@ -49,10 +48,17 @@ class Rules(Protocol):
     def redact_text(self, text: str) -> tuple[str, tuple[Finding, ...]]:
         """`text` without secrets."""
 
+    def holds_nothing(self, text: str, parts: list[Json]) -> bool:
+        """Whether `text`, which consists of `parts`, is certainly without secrets."""
+
 
 def redact(rules: Rules, text: str) -> str:
     """A decoded body without secrets."""
     start = text[:200].lstrip()
+    if start.startswith(("{", "[")):
+        value = jsontext.loads(text)
+        if value is not None and rules.holds_nothing(text, [value]):
+            return text
     if _MULTIPART.match(text):
         return _multipart(rules, text)
     if start.startswith(("data:", "event:", "id:", "retry:", ":")):
@@ -125,38 +131,34 @@ def _part(rules: Rules, part: str) -> str:
     return f"{rules.redact_text(head)[0]}{separator}{content}{end}"
 
 
-@dataclass(slots=True)
 class _Line:
-    """One line: what stands before its JSON, the JSON, its value and places, and the value it will have."""
+    """One line: what stands before its JSON, the JSON, and its value, None for a line without any."""
 
-    before: str
-    text: str
-    value: Json
-    place: jsontext.Place | None
+    __slots__ = ("before", "text", "value")
+
+    def __init__(self, line: str) -> None:
+        self.before = "data: " if line.startswith("data: ") else "data:" if line.startswith("data:") else ""
+        self.text = line[len(self.before) :]
+        self.value: Json = None
+        if self.text[:1] in ("{", "["):
+            self.value = jsontext.loads(self.text)
 
 
 def _lines(rules: Rules, text: str) -> str:
     """Server-sent events or JSON lines: texts in pieces first, then each line by itself."""
-    lines = [_read_line(line) for line in text.split("\n")]
-    if not any(line.place for line in lines):
+    lines = [_Line(line) for line in text.split("\n")]
+    if all(line.value is None for line in lines):
         return rules.redact_text(text)[0]
+    whole = True
     for pieces in _channels(lines).values():
         if len(pieces) > 1:
-            _redact_pieces(rules, lines, pieces)
+            whole = _redact_pieces(rules, lines, pieces) and whole
+    if whole and rules.holds_nothing(text, [line.text if line.value is None else line.value for line in lines]):
+        return text
     return "\n".join(f"{line.before}{rules.redact_text(line.text)[0]}" for line in lines)
 
 
-def _read_line(line: str) -> _Line:
-    before = ""
-    if line.startswith("data:"):
-        before = "data: " if line.startswith("data: ") else "data:"
-    text = line[len(before) :]
-    read = jsontext.parse(text) if text[:1] in ("{", "[") else None
-    return _Line(before, text, *(read if read is not None else (None, None)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A text that is one piece of a stream: the number of its line and the keys that lead to it."""
 
     line: int
@@ -172,41 +174,43 @@ def _channels(lines: list[_Line]) -> Mapping[Channel, list[_Piece]]:
     found: dict[Channel, list[_Piece]] = {}
     for number, line in enumerate(lines):
         if isinstance(line.value, dict):
-            for channel, path, text in _texts(line.value, _kind(line.value), ()):
-                found.setdefault(channel, []).append(_Piece(number, path, text))
+            _collect(line.value, number, _kind(line.value), (), found)
     return found
 
 
 def _kind(event: dict[str, Json]) -> Channel:
     """What tells the streams of one response apart besides the path: kind of event, item and indices."""
-    return tuple(f"{key}={event[key]}" for key in _CHANNEL_KEYS if isinstance(event.get(key), str | int))
+    return tuple([f"{key}={event[key]}" for key in _CHANNEL_KEYS if isinstance(event.get(key), str | int)])
 
 
-def _texts(
-    value: Json, channel: Channel, path: tuple[str | int, ...]
-) -> Iterator[tuple[Channel, tuple[str | int, ...], str]]:
+def _collect(
+    value: Json, line: int, channel: Channel, path: tuple[str | int, ...], found: dict[Channel, list[_Piece]]
+) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if isinstance(item, str):
                 if key in PIECE_KEYS:
-                    yield (*channel, key), (*path, key), item
-            else:
-                yield from _texts(item, (*channel, key), (*path, key))
+                    found.setdefault((*channel, key), []).append(_Piece(line, (*path, key), item))
+            elif isinstance(item, dict | list):
+                _collect(item, line, (*channel, key), (*path, key), found)
     elif isinstance(value, list):
         for place, item in enumerate(value):
-            index = item.get("index") if isinstance(item, dict) else None
-            name = index if isinstance(index, int) else place
-            yield from _texts(item, (*channel, name), (*path, place))
+            if isinstance(item, dict | list):
+                index = item.get("index") if isinstance(item, dict) else None
+                name = index if isinstance(index, int) else place
+                _collect(item, line, (*channel, name), (*path, place), found)
 
 
-def _redact_pieces(rules: Rules, lines: list[_Line], pieces: list[_Piece]) -> None:
-    joined = "".join(piece.text for piece in pieces)
+def _redact_pieces(rules: Rules, lines: list[_Line], pieces: list[_Piece]) -> bool:
+    """Whether `pieces`, joined, were without secrets; else they are changed in their lines."""
+    joined = "".join([piece.text for piece in pieces])
     hidden = rules.redact_text(joined)[0]
     if hidden == joined:
-        return
+        return True
     for piece, text in zip(pieces, cut_again([piece.text for piece in pieces], hidden), strict=True):
         if text != piece.text:
             _set(lines[piece.line], piece.path, text)
+    return False
 
 
 def cut_again(pieces: list[str], hidden: str) -> list[str]:
@@ -229,13 +233,13 @@ def cut_again(pieces: list[str], hidden: str) -> list[str]:
 
 def _set(line: _Line, path: tuple[str | int, ...], text: str) -> None:
     """Change one text of a line, in its value and in its characters."""
-    value = line.value
-    if line.place is None:
-        return
-    changed = _with(value, path, text)
-    line.text = jsontext.rewritten(line.text, line.place, value, changed)
     read = jsontext.parse(line.text)
-    line.value, line.place = read if read is not None else (None, None)
+    if read is None:
+        return
+    value, place = read
+    changed = _with(value, path, text)
+    line.text = jsontext.rewritten(line.text, place, value, changed)
+    line.value = jsontext.loads(line.text)
 
 
 def _with(value: Json, path: tuple[str | int, ...], text: str) -> Json:

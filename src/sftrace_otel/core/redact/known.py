@@ -23,6 +23,8 @@ SHORTEST = 8
 
 _RUN = re.compile(rb"[A-Za-z0-9_-]{15}")
 _LONGEST = 64 * 1024
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
+"""Variables of the shell that sound like a password and hold its working folder (POSIX, "Environment Variables")."""
 _NOT_SECRETS = frozenset(
     {"password", "postgres", "changeme", "changeit", "disabled", "required", "optional", "localhost", "undefined"}
     | {"anonymous", "placeholder", "redacted", "development", "production", "not-needed", "no-key-required", "test-key"}
@@ -35,6 +37,8 @@ def of_environment(environ: Mapping[str, str]) -> list[str]:
     """The values in `environ` that are secrets by the name of their variable, and those of header lists."""
     found: list[str] = []
     for name, value in environ.items():
+        if name in _FOLDERS:
+            continue
         if name.endswith("_HEADERS"):
             found += _of_headers(value)
             continue

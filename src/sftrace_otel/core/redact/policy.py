@@ -54,6 +54,7 @@ _MANY_ITEMS = 16
 _BATCH_CHARS = 1 << 20
 _NO_LIMIT = 1 << 62
 _MANY_NAMES = 8192
+_MANY_HEADERS = 1024
 _REMEMBERED_CHARS = 4_000_000
 _REMEMBERED_TEXT = 262_144
 _SCALARS = frozenset({int, bool, type(None)})
@@ -120,6 +121,7 @@ class RedactionPolicy:
         self._allowed = _any_of(custom.allow_values)
         self._kinds: dict[str, Sensitivity] = {}
         self._plain_names: set[str] = set()
+        self._plain_headers: set[tuple[str, str]] = set()
         self._clean: set[str] = set()
         self._clean_chars = 0
 
@@ -175,6 +177,7 @@ class RedactionPolicy:
                 self._know()
                 self._clean = set()  # after the rules: what is judged by the old ones goes into the old set
                 self._plain_names = set()
+                self._plain_headers = set()
                 self._clean_chars = 0
 
     def redact(self, value: Json) -> tuple[Json, tuple[Finding, ...]]:
@@ -206,7 +209,17 @@ class RedactionPolicy:
 
     def redact_headers(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """Header fields, in order and with their spelling, without the values of those that carry credentials."""
-        return [(name, _settled(value, partial(documents.redact_header, self, name))) for name, value in pairs]
+        plain = self._plain_headers
+        return [pair if pair in plain else self._redact_header(*pair, plain) for pair in pairs]
+
+    def _redact_header(self, name: str, value: str, plain: set[tuple[str, str]]) -> tuple[str, str]:
+        """One field without credentials; one that has none is remembered, since clients send the same ones again."""
+        hidden = _settled(value, partial(documents.redact_header, self, name))
+        if hidden == value and len(value) <= LONGEST_NAME:
+            if len(plain) >= _MANY_HEADERS:
+                plain.clear()
+            plain.add((name, value))
+        return name, hidden
 
     def describe(self) -> dict[str, Json]:
         """Id and rule names for the bundle's report, with counts of known values; never a value or a pattern."""
@@ -255,6 +268,13 @@ class RedactionPolicy:
         look = self.look(value)
         return look is Look.CLEAN or look is Look.CLEAN_WITHOUT_FLOATS
 
+    def holds_nothing(self, text: str, parts: list[Json]) -> bool:
+        """Whether `text`, which consists of `parts`, is certainly without secrets.
+
+        Parts that are texts stand there as they are, others as their JSON: redacting one by one would change none.
+        """
+        return self.is_clean(parts) and not self._texts.fires_by_reference(text)
+
     def look(self, value: object, room: int = _NO_LIMIT) -> Look:
         """A first look at `value`: is it plain JSON, at most 100 levels deep, and certainly without secrets?
 
@@ -264,6 +284,24 @@ class RedactionPolicy:
         """
         fresh: list[str] = []
         clean, plain = self._clean, self._plain_names
+        if type(value) is dict and len(value) <= _MANY_ITEMS and plain.issuperset(value):
+            # what most calls take and give: texts and numbers under known names; the loops below would say the same
+            size, exact = 0, _EXACT
+            for item in value.values():
+                kind = type(item)
+                if kind is str:
+                    size += len(item)
+                    if item not in clean:
+                        fresh.append(item)
+                elif kind is float:
+                    exact = _CLEAN
+                elif kind not in _SCALARS:
+                    break
+            else:
+                if size > room:
+                    return Look.LARGE
+                return exact if not fresh or self._are_clean(fresh, remember=True) else Look.SUSPICIOUS
+            fresh = []
         level: list[Any] = [[value]]
         containers = chars = batch = 0
         floats = False

@@ -43,7 +43,7 @@ _TO_RUNS = bytes(byte in _RUN_CHARS for byte in range(256))
 _TO_BASE64 = bytes(byte in _RUN_CHARS + b"+/" for byte in range(256))
 _RUN = b"\1" * 15
 _NOTED = b"\2"
-_CLASSES = bytes(2 if byte in b'=:@<"' else byte in _RUN_CHARS for byte in range(256))
+_CLASSES = bytes(2 if byte in b'=:@<"-_' else byte in _RUN_CHARS for byte in range(256))
 _BASE64_RUN = b"\1" * 24
 _SCHEMES = re.compile(rb"b(?:earer|asic)[\s\x1c-\x1f%+\\\xc2\xe1\xe2\xe3]")
 _JSON_STARTS = ("{", "[", " ", "\n", "\r", "\t")
@@ -120,7 +120,7 @@ class TextRules:
     def _is_quiet(self, data: bytes) -> bool:
         """Whether no rule can find anything in `data`, by what takes next to no time; most texts pass."""
         mask = data.translate(_CLASSES)
-        if _NOTED in mask or _RUN in mask or b"-" in data or b"_" in data:
+        if _NOTED in mask or _RUN in mask:
             return False
         if _SCHEMES.search(data.lower()) is not None:
             return False
@@ -132,8 +132,14 @@ class TextRules:
 
     def hide_by_reference(self, text: str) -> tuple[str, list[str]]:
         """The reference's rules and the known values alone: for JSON whose texts have been seen to one by one."""
-        rules = [rule for rule in self._fired(text, False) if rule in REFERENCE or rule is self._known_rule]
-        return _run(rules, text)
+        return _run(self._by_reference(text), text)
+
+    def fires_by_reference(self, text: str) -> bool:
+        """Whether `hide_by_reference` may change `text` or a line of it; False is certain."""
+        return bool(self._by_reference(text))
+
+    def _by_reference(self, text: str) -> list[Rule]:
+        return [rule for rule in self._fired(text, False) if rule in REFERENCE or rule is self._known_rule]
 
     def holds_known(self, data: bytes) -> bool:
         """Whether `data`, text or not, contains a known value in one of its spellings."""
