@@ -114,6 +114,16 @@ def test_under_replay_the_guard_stops_it(program: Run, server: Any, bundle_path:
     assert server.opened == []
 
 
+def test_a_process_that_talks_to_a_model_over_a_websocket_alone_says_so(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = recorder.acquire(Settings(dir=tmp_path / "out", quiet=True))
+    made.websocket("api.openai.com")
+    made.close()
+    assert "connected to api.openai.com and NO call was captured" in caplog.text
+    assert not (tmp_path / "out").exists()
+
+
 def test_installing_twice_is_once_and_uninstalling_restores() -> None:
     before = vars(websockets.client.ClientProtocol)["__init__"]
     instrumentation.install()
