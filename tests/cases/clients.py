@@ -2,7 +2,7 @@
 """HTTP clients under one small face, so that a case about recording HTTP is asked of each of them.
 
 Decision: a call is what a program writes (one request in a client that is opened and closed around it), sync and async
-clients apart. A client without a boundary of ours is a strict xfail that names the issue which brings one.
+clients apart.
 """
 
 from __future__ import annotations
@@ -16,23 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
-
 TLS = ssl.create_default_context()
 """One for all clients: to load the system's certificates anew is most of what a short-lived client costs."""
 
-_LATER = "issue 4: no boundary for {} yet"
-
-CLIENTS = [
-    "httpx",
-    "httpx-async",
-    "httpx2",
-    "httpx2-async",
-    "requests",
-    "urllib3",
-    *(pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=_LATER.format(name))) for name in ("aiohttp",)),
-]
-ALL = ["httpx", "httpx-async", "httpx2", "httpx2-async", "requests", "urllib3", "aiohttp"]
+CLIENTS = ["httpx", "httpx-async", "httpx2", "httpx2-async", "requests", "urllib3", "aiohttp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +199,9 @@ class _Aiohttp(Client):
         async def run() -> list[bytes]:
             chunks: list[bytes] = []
             async with aiohttp.ClientSession() as session, session.get(url) as answer:
-                async for part in answer.content.iter_any():
-                    chunks.append(part)
+                async for part, _ in answer.content.iter_chunks():  # `iter_any` joins what has arrived
+                    if part:
+                        chunks.append(part)
                     if len(chunks) == take:
                         break
             return chunks

@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
-from case_clients import ALL, CLIENTS, TLS, Client, client
+from case_clients import CLIENTS, TLS, Client, client
 from case_helpers import (
     KEY,
     KEY2,
@@ -63,7 +63,7 @@ MODULES = [httpx, httpx2]
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # streams are left open on purpose
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", CLIENTS)
 def test_the_clients_of_the_cases_work_without_us(name: str, srv: Any) -> None:
     web = client(name)
     reply = web.post(srv.url + "/echo", content=b"\x00\xff", params={"a": "1"}, headers={"X-One": "2"})

@@ -283,6 +283,14 @@ def test_a_value_under_a_sensitive_key_that_is_no_text() -> None:
     assert "Tr0ub" not in repr(made({"password": {"t": ("Tr0ub",)}}))
 
 
+def test_a_named_tuple_hides_what_a_sensitive_name_says() -> None:
+    login = collections.namedtuple("login", "user password tokens token")
+    prepared = made({"auth": [1], "them": [login("me", "Tr0ub", 7, 8), login("me", None, 7, True)]})
+    assert prepared.value == {"auth": [1], "them": [["me", MARK, 7, 8], ["me", None, 7, True]]}
+    assert [(found.pointer, found.reason) for found in prepared.findings] == [("/them/0/1", "sensitive_key")]
+    assert prepared.tags == {"/them/0": "tuple", "/them/1": "tuple"}
+
+
 def test_the_serializer_is_asked_for_unknown_objects_only() -> None:
     asked = []
 

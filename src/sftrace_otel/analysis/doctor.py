@@ -35,21 +35,21 @@ _GROUPS = {
 _BOUNDARIES = {
     "httpx": ("httpx >= 0.27, < 1", "HTTP exchanges, as sent and received"),
     "httpx2": ("httpx2 >= 2, < 3", "HTTP exchanges, as sent and received"),
+    "aiohttp": ("aiohttp >= 3.11, < 4", "HTTP exchanges of its client, as sent and received"),
     "urllib3": ("urllib3 >= 1.26, < 3", "HTTP exchanges, those of requests too"),
     "openai": ("openai >= 1.40, < 4", "chat completions, responses and embeddings, with and without streaming"),
     "anthropic": ("anthropic >= 0.40, < 3", "messages, with and without streaming"),
 }
 _OUTSIDE = {
-    "aiohttp": "its connections",
     "pycurl": "its connections",
     "niquests": "its connections",
     "grpcio": "its calls",
     "boto3": "its connections (Bedrock too)",
-    "websockets": "its messages (realtime APIs)",
+    "websockets": "its messages (realtime APIs); a run that opened one says so",
 }
 _ALWAYS_OUTSIDE = (
     "tools that carry no @trace_tool and are not named in OTEL_SFTRACE_TOOLS",
-    "websockets, raw sockets, and HTTP clients other than httpx, httpx2 and urllib3 (requests)",
+    "websockets, raw sockets, and HTTP clients other than httpx, httpx2, aiohttp and urllib3 (requests)",
     "programs that the agent starts and that are not Python",
     "the clock, random numbers, and files",
 )
@@ -205,7 +205,7 @@ def _state(name: str, version: str | None, supported: str) -> str:
 
 def _patched() -> Iterable[str]:
     """What is wrapped in this process; a boundary that was never loaded has wrapped nothing."""
-    for name in ("httpx", "urllib3", "openai", "anthropic"):
+    for name in ("httpx", "aiohttp", "urllib3", "openai", "anthropic"):
         boundary = sys.modules.get(f"sftrace_otel.instrumentation.{name}")
         if boundary is not None:
             yield from boundary.patched()

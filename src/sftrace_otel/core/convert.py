@@ -43,7 +43,7 @@ import base64
 import dataclasses
 import datetime as dt
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from decimal import Decimal
 from enum import Enum
 from functools import partial
@@ -54,6 +54,7 @@ from uuid import UUID
 
 from sftrace_otel.core.cut import CUT, at_word
 from sftrace_otel.core.redact import MARK, Finding, RedactionPolicy
+from sftrace_otel.core.redact.names import Sensitivity
 from sftrace_otel.formats import Json, canonical
 
 MAX_DEPTH = 100
@@ -248,6 +249,23 @@ class Converter:
             converted.append(self.convert(item))
         self._path.pop()
         return converted
+
+    def _named(self, items: tuple[Any, ...]) -> Iterator[Any]:
+        """The items of a tuple; of a named one without what a sensitive name hides (aiohttp's BasicAuth is one)."""
+        names = getattr(type(items), "_fields", None)
+        if not isinstance(names, tuple) or len(names) != tuple.__len__(items):
+            yield from tuple.__iter__(items)
+            return
+        for index, (name, item) in enumerate(zip(names, tuple.__iter__(items), strict=True)):
+            kind = self._policy.sensitivity(name) if isinstance(name, str) else Sensitivity.NONE
+            shown = (
+                item is None or isinstance(item, bool) or (kind is Sensitivity.TEXT and isinstance(item, (int, float)))
+            )
+            if kind and not shown:
+                self.findings.append(Finding(f"{self._pointer()}/{index}", "sensitive_key"))
+                yield MARK
+            else:
+                yield item
 
     def _set(self, items: Iterable[Any]) -> list[Json]:
         return self._in_order([partial(self.convert, item) for item in items])
@@ -481,7 +499,7 @@ _FORMS: dict[type, Callable[[Converter, Any], Json]] = {
     float: lambda to, value: to._float(float.__float__(value)),
     list: lambda to, value: to._array(list.__iter__(value)),
     dict: Converter._dict,
-    tuple: lambda to, value: to._tagged("tuple", to._array(tuple.__iter__(value))),
+    tuple: lambda to, value: to._tagged("tuple", to._array(to._named(value))),
     set: lambda to, value: to._tagged("set", to._set(set.__iter__(value))),
     frozenset: lambda to, value: to._tagged("frozenset", to._set(frozenset.__iter__(value))),
     bytes: Converter._bytes,

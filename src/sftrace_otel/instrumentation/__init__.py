@@ -14,11 +14,13 @@ __all__ = ["install", "uninstall"]
 
 def install(tools: Sequence[str] = ()) -> None:
     """Put every boundary on; libraries not imported yet are patched when they are. Twice is once."""
-    from sftrace_otel.instrumentation import anthropic, httpx, openai, spawns, urllib3
+    from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, urllib3, websockets
     from sftrace_otel.instrumentation import tools as tool_boundary
 
     httpx.install()
+    aiohttp.install()
     urllib3.install()
+    websockets.install()
     openai.install()
     anthropic.install()
     spawns.install()
@@ -27,8 +29,8 @@ def install(tools: Sequence[str] = ()) -> None:
 
 def uninstall() -> None:
     """Take every boundary off again."""
-    from sftrace_otel.instrumentation import anthropic, httpx, openai, spawns, urllib3
+    from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, urllib3, websockets
     from sftrace_otel.instrumentation import tools as tool_boundary
 
-    for boundary in (tool_boundary, spawns, anthropic, openai, urllib3, httpx):
+    for boundary in (tool_boundary, spawns, anthropic, openai, websockets, urllib3, aiohttp, httpx):
         boundary.uninstall()

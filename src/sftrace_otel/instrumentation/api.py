@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.errors import SettingsError, TraceStorageError
-from sftrace_otel.instrumentation import httpx, openai, replaying, spawns, tracing, urllib3
+from sftrace_otel.instrumentation import aiohttp, httpx, openai, replaying, spawns, tracing, urllib3, websockets
 from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.outcomes import give_back
 from sftrace_otel.instrumentation.tools import POLICIES, Serializer
@@ -199,7 +199,7 @@ def _own_recorder() -> Recorder | None:
         if settings.capture == "off":
             return None
         recorder = recording.acquire(settings)
-    for boundary in (httpx, urllib3, openai, spawns):
+    for boundary in (httpx, aiohttp, urllib3, websockets, openai, spawns):
         boundary.install()
     return recorder
 

@@ -118,6 +118,9 @@ def answers_of(call: RecordedCall, *, framing: str, blob: Any) -> list[Answer]:
         for answer in answers[:-1]:  # an SDK waits before it tries again; nothing is gained by waiting in a replay
             answer.headers = [pair for pair in answer.headers if not pair[0].startswith("retry-after")]
             answer.headers.append(("retry-after-ms", "1"))
+        last, raised = answers[-1].exception, call.outcome.exception
+        if last is not None and raised is not None and last.get("qualname") == raised.get("qualname"):
+            answers[-1].exception = {**raised, **last}  # a row has no members
         return answers
     return [_from_meaning(call, framing)]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import anthropic, httpx, openai, spawns, tools, urllib3
+from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, tools, urllib3, websockets
 from sftrace_otel.otel.opening import read_settings
 
 __all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
@@ -37,15 +37,19 @@ class _Boundary(BaseInstrumentor):  # type: ignore[misc]
 
 
 class HttpInstrumentor(_Boundary):
-    """httpx, httpx2 and urllib3 (requests), sync and async, and the tasks from which they are called."""
+    """httpx, httpx2, aiohttp and urllib3 (requests), and the tasks they are called from; websockets are noted."""
 
     def _instrument(self, **kwargs: Any) -> None:
         spawns.install()
         httpx.install()
+        aiohttp.install()
         urllib3.install()
+        websockets.install()
 
     def _uninstrument(self, **kwargs: Any) -> None:
+        websockets.uninstall()
         urllib3.uninstall()
+        aiohttp.uninstall()
         httpx.uninstall()
         spawns.uninstall()
 

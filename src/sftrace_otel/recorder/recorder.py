@@ -33,6 +33,7 @@ import msgspec
 from sftrace_otel.bundle.disk import Budget
 from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Journal, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
+from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.prices import Prices
 from sftrace_otel.core.redact import RedactionPolicy
@@ -599,6 +600,19 @@ class Recorder:
             self.fault("recording an event", error, run)
             return None
 
+    def websocket(self, host: str) -> None:
+        """Note that a websocket to `host` was opened: nothing records its messages. One inside a tool is skipped with
+        the tool, also by a replay. Never raises."""
+        scope = current_scope()
+        if scope.parent is not None or _noticing.get():
+            return
+        try:
+            run = self.latest(self.run_for(scope))
+            with run.lock:
+                run.websockets[host] = run.websockets.get(host, 0) + 1
+        except Exception as error:
+            self.fault("noting a websocket", error)
+
     # -- spans
 
     def span_started(
@@ -965,9 +979,10 @@ class Recorder:
 
     def _warn_uncaptured(self, runs: Sequence[Run]) -> None:
         """Be loud when the process talked to an LLM host and nothing of it was captured."""
-        hosts = [item for item in self.connections() if item.get("llm")]
+        hosts = {str(item["host"]) for item in self.connections() if item.get("llm")}
+        hosts |= {host for run in runs for host in run.websockets if host in LLM_HOSTS}
         if hosts and not any(run.calls for run in runs):
-            names = ", ".join(sorted({str(item["host"]) for item in hosts}))
+            names = ", ".join(sorted(hosts))
             line = "sftrace: this process connected to %s and NO call was captured; run `python -m sftrace_otel doctor`"
             _written(lambda: _log.error(line, names))
 

@@ -85,6 +85,7 @@ class Run:
         self.explicit = target is not None
         self.next: Run | None = None
         self.losses: dict[str, int] = {}
+        self.websockets: dict[str, int] = {}
         self.trace_ids: dict[str, None] = {}
         self.input: Prepared | None = None
         self.output: Prepared | None = None

@@ -27,13 +27,28 @@ def obstacles_of(run: Run, connections: Sequence[Mapping[str, object]], *, conte
                 "name": name,
             }
         )
+    for host, count in run.websockets.items():
+        seen = "a websocket" if count == 1 else f"{count} websockets"
+        found.append(
+            {
+                "kind": "websocket",
+                "what": f"{seen} to {host} {'was' if count == 1 else 'were'} seen and {'is' if count == 1 else 'are'} "
+                "not recorded",
+                "do": "trace the function that talks over it as a tool",
+                "host": host,
+                "count": count,
+            }
+        )
     for connection in connections:
+        if connection["library"] == "websockets" and connection["host"] in run.websockets:
+            continue  # the same thing
         where = f"{connection['host']}:{connection['port']}"
         found.append(
             {
                 "kind": "connection",
                 "what": f"{connection['library']} connected to {where} outside every boundary",
-                "do": "use httpx, httpx2 or urllib3 (requests) for it, or trace the function that makes it as a tool",
+                "do": "use httpx, httpx2, aiohttp or urllib3 (requests) for it, or trace the function that makes it "
+                "as a tool",
             }
         )
     if not content:

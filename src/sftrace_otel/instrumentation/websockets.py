@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Websockets of the `websockets` library, which the realtime clients of SDKs use: noted, not recorded.
+
+Decision: wrap the constructor of `ClientProtocol`, which its asyncio, threading and trio clients make for every
+connection, however `connect` was imported. The note is the host alone. Under replay nothing is done here: the guard
+stops the connection itself. Rejected: recording messages (they are no exchanges, and their order is the network's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sftrace_otel import recorder as recording
+from sftrace_otel.instrumentation import replaying
+from sftrace_otel.instrumentation.patching import Patches
+
+__all__ = ["install", "patched", "uninstall"]
+
+
+def _made(wrapped: Callable[..., Any], protocol: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    uri = args[0] if args else kwargs.get("uri", kwargs.get("wsuri"))
+    recorder = recording.active()
+    if recorder is not None and replaying.active() is None:
+        recorder.websocket(str(getattr(uri, "host", "an unknown host")))
+    return wrapped(*args, **kwargs)
+
+
+_patches = Patches("websockets")
+_patches.add("websockets.client", "ClientProtocol.__init__", _made)
+
+
+def install() -> None:
+    """Note the websockets of `websockets`, now or once it is imported. Twice is once."""
+    _patches.install()
+
+
+def uninstall() -> None:
+    """Take the boundary off again."""
+    _patches.uninstall()
+
+
+def patched() -> list[str]:
+    """What is wrapped now."""
+    return _patches.installed()
