@@ -559,13 +559,6 @@ def test_b08_other_methods_of_the_sdk_are_recorded_once(srv: Any, p: Path) -> No
     assert len(srv.hits) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="issue 4: every other endpoint is an LLM call by the generic path")
-def test_b08_other_endpoints_with_a_model_are_llm_calls(srv: Any, p: Path) -> None:
-    with rec(p):
-        oa(srv.url).moderations.create(model="m", input="x")
-    assert (n_llm(p), n_http(p)) == (1, 0)
-
-
 # --- B09 --------------------------------------------------------------------------------------------------------------
 
 
@@ -866,18 +859,7 @@ class _Foreign:
             del openai.OpenAI.request
 
 
-@pytest.mark.parametrize(
-    "ours",
-    [
-        "first",
-        pytest.param(
-            "last",
-            marks=pytest.mark.xfail(
-                strict=True, reason="issue 4: a wrapper on OpenAI.request hides the base class's, which is our seam"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("ours", ["first", "last"])
 def test_b14_layers_on_one_sdk_are_one_call(ours: str, srv: Any, p: Path, provider: TracerProvider) -> None:
     provider.add_span_processor(SftraceSpanProcessor(dir=p.parent / "traces"))
     if ours == "first":
