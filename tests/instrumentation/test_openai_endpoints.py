@@ -147,13 +147,15 @@ def test_images_plain_and_edited(exact: Run, openai_server: Any, server_module: 
     assert made.data[0].b64_json == edited == image["data"][0]["b64_json"]  # type: ignore[index]
 
 
-def test_pages_are_fetched_one_by_one(exact: Run, openai_server: Any, server_module: Any, read: Run) -> None:
-    def page(received: Any) -> Any:
-        first = "after=" not in received.path
-        data = [{**FILE, "id": "file-a" if first else "file-b"}]
-        return server_module.json_reply({"object": "list", "data": data, "has_more": first})
+def file_page(received: Any, module: Any) -> Any:
+    """One file a page, two pages; older SDKs go on until a page is empty."""
+    at = 0 if "after=" not in received.path else 1 if "after=file-a" in received.path else 2
+    data = [{**FILE, "id": f"file-{name}"} for name in "ab"[at : at + 1]]
+    return module.json_reply({"object": "list", "data": data, "has_more": at == 0})
 
-    openai_server.replies["GET /v1/files"] = page
+
+def test_pages_are_fetched_one_by_one(exact: Run, openai_server: Any, server_module: Any, read: Run) -> None:
+    openai_server.replies["GET /v1/files"] = lambda received: file_page(received, server_module)
     models = {"object": "list", "data": [{"id": "gpt-5", "object": "model", "created": 1, "owned_by": "openai"}]}
     scripted(openai_server, server_module, {"GET /models": models, "GET /models/gpt-5": models["data"][0]})  # type: ignore[index]
 
@@ -171,12 +173,7 @@ def test_pages_are_fetched_one_by_one(exact: Run, openai_server: Any, server_mod
 
 
 def test_async_pages_are_fetched_one_by_one(exact: Run, openai_server: Any, server_module: Any) -> None:
-    def page(received: Any) -> Any:
-        first = "after=" not in received.path
-        data = [{**FILE, "id": "file-a" if first else "file-b"}]
-        return server_module.json_reply({"object": "list", "data": data, "has_more": first})
-
-    openai_server.replies["GET /v1/files"] = page
+    openai_server.replies["GET /v1/files"] = lambda received: file_page(received, server_module)
 
     async def program() -> Any:
         async with async_client(openai_server) as client:

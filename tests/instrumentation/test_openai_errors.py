@@ -52,7 +52,7 @@ def shown(error: BaseException) -> list[Any]:
         getattr(error, "status_code", None),
         getattr(error, "request_id", None),
         None if response is None else response.headers.get("x-note"),
-        type(error.__cause__).__name__,
+        type(error.__cause__).__name__ if isinstance(error, openai.OpenAIError) else None,
     ]
 
 
