@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := .bench
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -47,8 +48,13 @@ test-full: docs
 docs: $(READY)
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs site
 
-bench: $(READY)
-	@$(BIN)/python benchmarks/run.py
+bench: $(PEERS)/.ready
+	@PYTHONPATH=$(PEERS) $(BIN)/python benchmarks/run.py
+
+# Apart from .venv: they bring pytest plugins, which the tests must not run under.
+$(PEERS)/.ready: $(READY)
+	@$(BIN)/python -m pip install -qq --no-deps --upgrade --target $(PEERS) -r benchmarks/peers.txt
+	@touch $(PEERS)/.ready
 
 clean:
-	rm -rf $(VENV) site sftraces .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) site sftraces .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

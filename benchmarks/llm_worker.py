@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of the rows about LLM calls: `call|chunk|first|block|many|memory CONTENDER`.
+"""One turn of the rows about LLM calls: `call|chunk|first|block|many|memory|runs CONTENDER`.
 
 Real openai client over a mock transport, the same provider and standard HTTP instrumentation for every contender:
 `plain` records nothing; `ours`, `stepfork`, `agent-rewind`, `agenttape` and `vcrpy` record. Prints JSON.
@@ -264,7 +264,32 @@ def memory(contender: str, calls: int = 20_000) -> dict[str, float]:
     return {"tenth": peaks[0], "all": peaks[1]}
 
 
+def runs(contender: str, count: int = 100) -> dict[str, float]:
+    """Peak memory, MB, with `count` runs open at once, each with ten calls."""
+
+    async def one(model: openai.AsyncOpenAI, folder: Path, number: int, all_open: asyncio.Barrier) -> None:
+        around: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if contender == "ours":
+            from sftrace_otel import record
+
+            around = record(f"run {number}", output=folder / f"{number}.sftrace")
+        with around:
+            for call_number in range(10):
+                await model.chat.completions.create(model="m", messages=question(10 * number + call_number))  # type: ignore[arg-type]
+            await all_open.wait()
+
+    async def all_of_them(folder: Path) -> None:
+        model, all_open = async_client(), asyncio.Barrier(count)
+        await asyncio.gather(*(one(model, folder, number, all_open) for number in range(count)))
+
+    with tempfile.TemporaryDirectory() as scratch, recording(contender, Path(scratch)):
+        asyncio.run(all_of_them(Path(scratch)))
+        return {"all": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    what = {"call": call, "chunk": stream, "first": first, "block": block, "many": many, "memory": memory}[sys.argv[1]]
-    print(json.dumps(what(sys.argv[2], *map(int, sys.argv[3:]))))
+    kinds = {
+        "call": call, "chunk": stream, "first": first, "block": block, "many": many, "memory": memory, "runs": runs,
+    }  # fmt: skip
+    print(json.dumps(kinds[sys.argv[1]](sys.argv[2], *map(int, sys.argv[3:]))))
