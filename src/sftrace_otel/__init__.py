@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         set_input,
         set_output,
     )
+    from sftrace_otel.instrumentation.httpx import SftraceTransport
     from sftrace_otel.instrumentation.tools import trace_tool
     from sftrace_otel.otel import instrument, uninstrument
     from sftrace_otel.otel.exporter import SftraceExporter
@@ -49,6 +50,7 @@ _WHERE = {
     "SftraceError": "errors",
     "SftraceExporter": "otel.exporter",
     "SftraceSpanProcessor": "otel.processor",
+    "SftraceTransport": "instrumentation.httpx",
     "ToolCall": "trace",
     "Trace": "trace",
     "allm_request": "instrumentation.api",
@@ -75,6 +77,7 @@ __all__ = [
     "SftraceError",
     "SftraceExporter",
     "SftraceSpanProcessor",
+    "SftraceTransport",
     "ToolCall",
     "Trace",
     "__version__",

@@ -19,6 +19,8 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
+import wrapt
+
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.exchange import (
@@ -41,7 +43,7 @@ from sftrace_otel.instrumentation.serving import (
 )
 from sftrace_otel.recorder import Recorder, how_ended
 
-__all__ = ["install", "patched", "uninstall"]
+__all__ = ["SftraceTransport", "install", "patched", "uninstall"]
 
 _busy: ContextVar[object] = ContextVar("sftrace_exchange", default=None)
 """The request whose exchange is under way here: a transport inside a transport is one exchange."""
@@ -505,36 +507,42 @@ class _AsyncServed:
 # --- other transports -------------------------------------------------------------------------------------------------
 
 
-class _Transport:
-    """Any transport, recorded: what `_transport_for_url` gives for one that is not a standard one."""
+class SftraceTransport(wrapt.ObjectProxy):  # type: ignore[type-arg]
+    """Any transport of httpx or httpx2, sync or async, recorded and replayed: `SftraceTransport(own)`.
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    Clients of these libraries need none: their transports are seen as they are. It is for a transport that is called
+    without a client, or below a client that chooses its transports by itself. In everything else it is the transport
+    that it is around; an exchange that goes through several of them is recorded once.
+    """
 
     def handle_request(self, request: Any) -> Any:
-        return _handle(self._inner.handle_request, self._inner, (request,), {})
+        """As the transport's own."""
+        inner = self.__wrapped__
+        return _handle(inner.handle_request, inner, (request,), {})
 
     async def handle_async_request(self, request: Any) -> Any:
-        return await _ahandle(self._inner.handle_async_request, self._inner, (request,), {})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        """As the transport's own."""
+        inner = self.__wrapped__
+        return await _ahandle(inner.handle_async_request, inner, (request,), {})
 
 
 def _transport_for_url(wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     transport = wrapped(*args, **kwargs)
     if replaying.active() is None and recording.active() is None:
         return transport
+    kind = type(transport)
+    if kind is SftraceTransport:
+        return transport
     module = _base_module(client)
-    return transport if module is not None and _is_patched(module, type(transport)) else _Transport(transport)
+    return transport if module is not None and _is_patched(module, kind) else SftraceTransport(transport)
 
 
 def _is_patched(module: ModuleType, kind: type) -> bool:
-    """Whether a transport goes through our wrapper anyway; a subclass that answers by itself does not."""
-    for base, method in (("HTTPTransport", "handle_request"), ("AsyncHTTPTransport", "handle_async_request")):
-        own = vars(getattr(module, base)).get(method)
-        if issubclass(kind, getattr(module, base)):
-            return inspect.getattr_static(kind, method, None) is own
+    """Whether a transport goes through our wrapper anyway: not one that answers by itself, nor where it was popped."""
+    for name, method in (("HTTPTransport", "handle_request"), ("AsyncHTTPTransport", "handle_async_request")):
+        base = getattr(module, name)
+        if issubclass(kind, base):
+            return inspect.getattr_static(kind, method, None) is vars(base).get(method) and _patches.has(base, method)
     return False
 
 

@@ -54,7 +54,7 @@ class Patches:
 
     def also(self, owner: Any, attribute: str, wrapper: Wrapper) -> None:
         """Wrap `owner.attribute` now, in whatever was put there by others."""
-        if not self._has(owner, attribute):
+        if not self.has(owner, attribute):
             self._handles.append((owner, attribute, wrapt.wrap_function_wrapper(owner, attribute, wrapper)))
 
     def uninstall(self) -> None:
@@ -82,14 +82,15 @@ class Patches:
         for path, wrapper in self._wanted[name]:
             try:
                 owner, attribute = _owner(module, path)
-                if self._has(owner, attribute):
+                if self.has(owner, attribute):
                     continue
                 handle = wrapt.wrap_function_wrapper(owner, attribute, wrapper)
                 self._handles.append((owner, attribute, handle))
             except Exception as error:  # an import must not fail because of us
                 _log.warning("sftrace: %s.%s is not recorded (%s)", name, path, type(error).__name__)
 
-    def _has(self, owner: Any, attribute: str) -> bool:
+    def has(self, owner: Any, attribute: str) -> bool:
+        """Whether a wrapper of ours is somewhere in the chain on `owner.attribute`."""
         return any(
             have is owner and name == attribute and _wrapped(owner, attribute, handle)
             for have, name, handle in self._handles
