@@ -324,3 +324,11 @@ def test_a_stream_with_a_key_twice_hides_what_the_first_holds() -> None:
     line = '{"delta": {"content": "sk-abcdefgh12345678"}, "x": 1, "delta": {"content": "fine"}}'
     body = f"data: {line}\n\ndata: [DONE]\n\n"
     assert "sk-abcdefgh12345678" not in POLICY.redact_document(body)[0]
+
+
+def test_a_known_secret_that_is_json_itself_is_hidden_where_a_body_embeds_it() -> None:
+    secret = '{"type":"service_account","project_id":"shop-9","client_id":"117"}'
+    policy = RedactionPolicy.default({"GOOGLE_CREDENTIALS": secret})
+    for body in (f'{{"config":{secret},"n":1}}', f'data: {{"config":{secret}}}\n\ndata: [DONE]\n\n'):
+        redacted, changed = policy.redact_document(body)
+        assert changed and "service_account" not in redacted

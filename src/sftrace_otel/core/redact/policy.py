@@ -271,9 +271,10 @@ class RedactionPolicy:
     def holds_nothing(self, text: str, parts: list[Json]) -> bool:
         """Whether `text`, which consists of `parts`, is certainly without secrets.
 
-        Parts that are texts stand there as they are, others as their JSON: redacting one by one would change none.
+        Parts that are texts stand there as they are, others as their JSON. Rules look into texts, which are parts; only
+        a known value may be spelled by what is between them, such as the JSON of a service account.
         """
-        return self.is_clean(parts) and not self._texts.fires_by_reference(text)
+        return self.is_clean(parts) and not self._texts.holds_known(text.encode("utf-8", "surrogatepass"))
 
     def look(self, value: object, room: int = _NO_LIMIT) -> Look:
         """A first look at `value`: is it plain JSON, at most 100 levels deep, and certainly without secrets?

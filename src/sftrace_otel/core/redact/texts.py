@@ -132,13 +132,6 @@ class TextRules:
 
     def hide_by_reference(self, text: str) -> tuple[str, list[str]]:
         """The reference's rules and the known values alone: for JSON whose texts have been seen to one by one."""
-        return _run(self._by_reference(text), text)
-
-    def fires_by_reference(self, text: str) -> bool:
-        """Whether `hide_by_reference` may change `text` or a line of it; False is certain."""
-        return bool(self._by_reference(text))
-
-    def _by_reference(self, text: str) -> list[Rule]:
         data = text.encode("utf-8", "surrogatepass")
         found = [self._known_rule] if self._known.count and self._known.occur(data, data) else []
         if _SCHEMES.search(data.lower()) is not None:
@@ -147,7 +140,7 @@ class TextRules:
             found.append(REFERENCE[2])
         if b"_" in data and _GITHUB.search(data) is not None:
             found += REFERENCE[3:]
-        return found
+        return _run(found, text)
 
     def holds_known(self, data: bytes) -> bool:
         """Whether `data`, text or not, contains a known value in one of its spellings."""
