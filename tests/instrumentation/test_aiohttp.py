@@ -1040,7 +1040,7 @@ def test_nothing_active_passes_through(srv: Any, tmp_path: Path) -> None:
     assert list(tmp_path.glob("**/*.sftrace")) == []
 
 
-@pytest.mark.parametrize("key", ["suppress_instrumentation", context._SUPPRESS_INSTRUMENTATION_KEY])
+@pytest.mark.parametrize("key", ["suppress_instrumentation", context._SUPPRESS_INSTRUMENTATION_KEY], ids=["old", "new"])
 def test_an_exporters_own_request_is_not_recorded(key: str, srv: Any, bundle_path: Path, recorded: Run) -> None:
     async def program() -> Any:
         token = context.attach(context.set_value(key, True))

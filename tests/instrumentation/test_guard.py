@@ -61,7 +61,7 @@ def test_connections_outside_are_named_in_the_bundle(openai_server: Any, tmp_pat
     assert obstacle["kind"] == "connection" and "urllib connected to" in obstacle["what"]
 
 
-@pytest.mark.parametrize("key", ["suppress_instrumentation", context._SUPPRESS_INSTRUMENTATION_KEY])
+@pytest.mark.parametrize("key", ["suppress_instrumentation", context._SUPPRESS_INSTRUMENTATION_KEY], ids=["old", "new"])
 def test_an_exporters_own_connection_is_nobodys_dependency(key: str, openai_server: Any, bundle_path: Path) -> None:
     guard.notice_connections()
     with record("agent", output=bundle_path):

@@ -692,6 +692,7 @@ def test_connections_of_the_boundary_are_no_strangers(srv: Any, recorded: Run) -
         (context._SUPPRESS_INSTRUMENTATION_KEY, 0),
         (context._SUPPRESS_HTTP_INSTRUMENTATION_KEY, 1),
     ],
+    ids=["old", "new", "http"],
 )
 def test_an_exporters_own_request_is_not_recorded(key: str, count: int, srv: Any, recorded: Run, read: Run) -> None:
     def program() -> None:
