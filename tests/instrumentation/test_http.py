@@ -19,10 +19,19 @@ import httpx
 import httpx2
 import pytest
 
-from sftrace_otel import ReplayError, ReplayMismatchError, ReplaySession, instrumentation, record, trace_tool
+from sftrace_otel import (
+    ReplayError,
+    ReplayMismatchError,
+    ReplaySession,
+    instrumentation,
+    record,
+    recorder,
+    trace_tool,
+)
 from sftrace_otel.bundle.read import open_bundle
 from sftrace_otel.instrumentation import httpx as boundary
 from sftrace_otel.instrumentation.exchange import Exchange
+from sftrace_otel.settings import Settings
 
 Run = Callable[..., Any]
 MODULES = [httpx, httpx2]
@@ -448,3 +457,43 @@ def test_a_large_async_exchange_is_recorded_off_the_loop(recorded: Run, frozen: 
     assert threads and here not in threads
     assert frozen(lambda: asyncio.run(run())) == want
     assert [row["end"] for row in read().calls] == ["finished"]
+
+
+def test_an_answer_that_nobody_reads_on_holds_up_no_exit(
+    srv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder_module = sys.modules["sftrace_otel.recorder.recorder"]
+    slept: list[float] = []
+    monkeypatch.setattr(recorder_module.time, "sleep", slept.append)
+    made = recorder.acquire(Settings.from_environ({}, dir=tmp_path / "out", quiet=True))
+    instrumentation.install()
+    client = httpx.Client()
+    answer = client.send(client.build_request("GET", srv.url + "/json"), stream=True)
+    made.close()
+    answer.close()
+    client.close()
+    [path] = (tmp_path / "out").glob("*.sftrace")
+    assert ends(open_bundle(path)) == ["cut"] and slept == []
+
+
+def test_an_answer_that_another_thread_reads_is_waited_for(
+    srv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder_module = sys.modules["sftrace_otel.recorder.recorder"]
+    begun, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(recorder_module.time, "sleep", lambda _: go_on.set() or thread.join())
+    made = recorder.acquire(Settings.from_environ({}, dir=tmp_path / "out", quiet=True))
+    instrumentation.install()
+
+    def read_on() -> None:
+        with httpx.stream("GET", srv.url + "/json") as answer:
+            begun.set()
+            go_on.wait()
+            answer.read()
+
+    thread = threading.Thread(target=read_on)
+    thread.start()
+    begun.wait()
+    made.close()
+    [path] = (tmp_path / "out").glob("*.sftrace")
+    assert ends(open_bundle(path)) == ["finished"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -100,9 +101,8 @@ class Exchange:
 
     __slots__ = (
         "_bare", "_chunks", "_cut", "_done", "_full", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope",
-        "_span",
-        "_started", "_status", "_upload_room", "call", "decoder", "head", "headers", "llm", "reason", "recorder",
-        "sent", "version",
+        "_span", "_started", "_status", "_upload_room", "call", "decoder", "head", "headers", "llm", "reader",
+        "reason", "recorder", "sent", "version",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +122,7 @@ class Exchange:
         self.headers: Pairs = []
         self.reason = ""
         self.version = ""
+        self.reader = 0
         self.decoder: Callable[[str, list[bytes]], list[bytes] | None] = unpacked
         self._status: int | None = None
         self._raw: list[bytes] = []
@@ -205,6 +206,7 @@ class Exchange:
         self.version = version
         self.headers = headers
         if self.call is not None:
+            self.reader = threading.get_ident()
             self.call.run.reading.add(self)
 
     def chunk(self, data: bytes) -> None:

@@ -769,11 +769,15 @@ class Recorder:
         )
 
     def _wait(self, run: Run) -> None:
-        """Give open streams of an ended run their second, unless waiting would block an event loop."""
+        """Give open streams of an ended run their second, unless waiting would block an event loop.
+
+        Those that this very thread was reading are not waited for: nobody reads on.
+        """
         if run.open_calls <= 0 or current_task() is not None:
             return
+        me = threading.get_ident()
         deadline = self.ticks() + 1_000_000_000
-        while run.open_calls > 0 and self.ticks() < deadline:
+        while run.open_calls > sum(answer.reader == me for answer in tuple(run.reading)) and self.ticks() < deadline:
             time.sleep(0.01)
 
     def span_row(self, run: Run, row: Mapping[str, object]) -> None:

@@ -49,7 +49,9 @@ class Call:
 
 
 class Reading(Protocol):
-    """An answer that the program is still reading."""
+    """An answer that the program is still reading. `reader`: the thread in which it began to."""
+
+    reader: int
 
     def cut(self) -> None:
         """The run ends: keep what came so far. Never raises."""
