@@ -127,7 +127,7 @@ RETURNING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", RETURNING, ids=lambda value: f"{type(value).__name__}-{id(value) % 97}")
+@pytest.mark.parametrize("value", RETURNING, ids=[f"{type(value).__name__}-{n}" for n, value in enumerate(RETURNING)])
 def test_these_come_back(value: object) -> None:
     prepared = made(value)
     assert LOSSY not in prepared.tags.values()
