@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 import orjson
 
-from sftrace_otel.core.mapping import dialects
+from sftrace_otel.core.mapping import dialects, parts
 from sftrace_otel.core.mapping.wire import Endpoint
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying, tracing
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 __all__ = ["LlmCall", "ServedLlmCall", "attributes_of"]
-
-_INPUTS = ("messages", "contents", "content", "requests", "input", "prompt")
-_OUTPUTS = ("choices", "output", "content", "candidates", "message", "response")
-"""Members of requests and answers that hold the content, by which one there is."""
 
 
 class LlmCall:
@@ -109,14 +105,10 @@ class LlmCall:
                 }
             )
             if self.recorder.settings.content == "span" and isinstance(prepared.value, dict):
-                self._content("gen_ai.input.messages", prepared.value.get("request"), *_INPUTS)
+                self._show(parts.request_content(prepared.value.get("request")))
 
-    def _content(self, attribute: str, body: object, *members: str) -> None:
-        if isinstance(body, Mapping):
-            for member in members:
-                if member in body:
-                    self.span.set_attribute(attribute, orjson.dumps(body[member]).decode())
-                    return
+    def _show(self, content: Mapping[str, object]) -> None:
+        self.span.set_attributes({name: orjson.dumps(value).decode() for name, value in content.items()})
 
     def _note_answers(self, request: object) -> None:
         assert self.call is not None
@@ -205,7 +197,7 @@ class LlmCall:
             if digest is not None:
                 self.span.set_attribute("sftrace.output_hash", digest)
             if self.recorder.settings.content == "span":
-                self._content("gen_ai.output.messages", prepared.value, *_OUTPUTS)
+                self._show(parts.response_content(prepared.value))
         self._finish_span(error if error is not None or described is None else described["type"])
 
     def _said(self, answered: dialects.Answered, status: int | None) -> dict[str, Any] | None:
