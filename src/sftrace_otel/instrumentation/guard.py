@@ -156,7 +156,7 @@ def _hook() -> None:
 def _audit(event: str, args: tuple[object, ...]) -> None:
     if not event.startswith("socket.") or not (_noticing or _session is not None):
         return
-    if event == "socket.connect" or (event == "socket.sendto" and _session is not None):
+    if event == "socket.connect" or (event in ("socket.sendto", "socket.sendmsg") and _session is not None):
         _connect(args[0], args[1])
     elif event == "socket.getaddrinfo":
         _resolve(args[0], args[1])

@@ -29,8 +29,8 @@ def clean_body(policy: RedactionPolicy, data: bytes | None) -> CleanBody | None:
     try:
         text, changed = policy.redact_document(data.decode("utf-8"))
     except UnicodeDecodeError:
-        changed = policy.holds_secret(data)
-        return CleanBody(b"[REDACTED]" if changed else data, None, changed)
+        clean = policy.redact_bytes(data)
+        return CleanBody(clean, None, clean != data)
     return CleanBody(text.encode("utf-8") if changed else data, text, changed)
 
 

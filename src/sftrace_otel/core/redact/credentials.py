@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from sftrace_otel.core.redact.names import QUERY_NAMES, Sensitivity
+from sftrace_otel.core.redact.names import OPAQUE_QUERY_NAMES, QUERY_NAMES, Sensitivity
 
 MARK = "[REDACTED]"
 """What stands in the place of a secret, always."""
@@ -70,6 +70,9 @@ def query_rule(sensitivity: Callable[[str], Sensitivity]) -> Rule:
     return Rule("url-parameter", lambda text: _compiled(_PARAMETER).sub(hide, text))
 
 
+_OPAQUE = re.compile(r"(?=[^0-9]*[0-9])(?=[^A-Za-z]*[A-Za-z])[A-Za-z0-9._~+/=%-]{16,}")
+
+
 def is_secret_parameter(name: str, value: str, sensitivity: Callable[[str], Sensitivity]) -> bool:
     """Whether the value of a URL or form parameter is to be hidden; `key` counts only where it is long."""
     plain = unquote(name)
@@ -77,7 +80,11 @@ def is_secret_parameter(name: str, value: str, sensitivity: Callable[[str], Sens
         return False
     if sensitivity(plain):
         return True
-    return plain.lower() in QUERY_NAMES and (len(value) >= 16 or plain.lower() not in ("key", "signature"))
+    low = plain.lower()
+    if low in QUERY_NAMES:
+        return len(value) >= 16 or low not in ("key", "signature")
+    opaque = low in OPAQUE_QUERY_NAMES or low.endswith(("_key", "-key"))
+    return opaque and _OPAQUE.fullmatch(value) is not None
 
 
 @functools.cache

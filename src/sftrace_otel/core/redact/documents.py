@@ -13,6 +13,7 @@ event keeps its place, the mark stands where the secret began, and the pieces of
 from __future__ import annotations
 
 import re
+import zlib
 from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
@@ -21,7 +22,7 @@ from urllib.parse import quote_plus, unquote_plus
 
 from sftrace_otel.core.redact import jsontext
 from sftrace_otel.core.redact.credentials import MARK, is_secret_parameter
-from sftrace_otel.core.redact.names import HEADER_NAMES, Sensitivity
+from sftrace_otel.core.redact.names import Sensitivity, names_secret_header
 from sftrace_otel.core.redact.walk import Finding
 from sftrace_otel.formats import Json
 
@@ -31,6 +32,8 @@ PIECE_KEYS = frozenset(
 )
 """Keys under which streaming APIs send texts in pieces."""
 
+_LARGEST = 64 << 20
+"""Bytes of a packed body that are looked into."""
 _CHANNEL_KEYS = ("type", "index", "output_index", "content_index", "summary_index", "item_id")
 _URL_HEADERS = frozenset({"location", "content-location", "referer", "origin", "link", "refresh"})
 _FORM = re.compile(r"[A-Za-z0-9_.\-\[\]%+]{1,200}=[^\s&]*(?:&[A-Za-z0-9_.\-\[\]%+]{0,200}(?:=[^\s&]*)?)*")
@@ -74,6 +77,28 @@ def _is_json(text: str) -> bool:
     return jsontext.loads(text) is not None or jsontext.parse(text) is not None
 
 
+def unpacked(data: bytes) -> bytes | None:
+    """What gzip packed (RFC 1952), as far as it is whole and not larger than `_LARGEST`; None where it is not gzip."""
+    decoder = zlib.decompressobj(wbits=31)
+    try:
+        return decoder.decompress(data, _LARGEST)
+    except zlib.error:
+        return None
+
+
+def wide_text(data: bytes) -> str | None:
+    """A text in UTF-16, told by its mark or by every other byte being zero; None for anything else."""
+    head = data[:200]
+    encoding = ""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        encoding = "utf-16"
+    elif len(head) >= 8 and head[1::2].count(0) > len(head) * 2 // 5 and head[::2].count(0) == 0:
+        encoding = "utf-16-le"
+    elif len(head) >= 8 and head[::2].count(0) > len(head) * 2 // 5 and head[1::2].count(0) == 0:
+        encoding = "utf-16-be"
+    return data.decode(encoding, "replace") if encoding else None
+
+
 def redact_url(rules: Rules, url: str) -> str:
     """A URL without user information, secret parameters (query and fragment) and other secrets."""
     rest, hash_mark, fragment = url.partition("#")
@@ -90,7 +115,7 @@ def redact_form(rules: Rules, text: str) -> str:
 
 def redact_header(rules: Rules, name: str, value: str) -> str:
     """The value of one header field: the mark where the name calls for it, else the text without secrets."""
-    if value and (rules.sensitivity(name) or name.lower() in HEADER_NAMES):
+    if value and (rules.sensitivity(name) or names_secret_header(name)):
         return MARK
     if name.lower() in _URL_HEADERS and "," not in value and "<" not in value:
         return redact_url(rules, value)

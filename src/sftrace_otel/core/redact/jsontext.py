@@ -70,7 +70,7 @@ def loads(text: str) -> Json:
         fast: Json = orjson.loads(data)
         if _spells_each_key_once(data, orjson.dumps(fast)):
             return fast
-    except ValueError:
+    except (ValueError, TypeError):  # the second for what is nested deeper than it writes
         pass
     try:
         value: Json = json.loads(text, object_pairs_hook=_members)

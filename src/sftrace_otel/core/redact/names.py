@@ -71,11 +71,28 @@ _PASS_QUALIFIERS = _set(
     "db database smtp user mail email ftp sftp ssh root admin mysql pg postgres redis mongo rabbitmq proxy http"
 )
 
-QUERY_NAMES = _set("key sig signature awsaccesskeyid x-amz-credential x-goog-credential sessionid hapikey")
+QUERY_NAMES = _set(
+    "key sig signature awsaccesskeyid x-amz-credential x-goog-credential sessionid hapikey pass pw otp pin"
+)
 """Names that are sensitive as URL parameters, lower case, beyond those that are so everywhere."""
 
-HEADER_NAMES = frozenset({"x-honeycomb-team"})
+HEADER_NAMES = _set("x-honeycomb-team dpop x-access-code x-session-id x-jwt-assertion")
 """Header names, lower case, beyond those that `sensitivity` knows."""
+
+_HEADER_ENDS = ("-key", "_key", "token", "secret", "jwt", "password", "passwd", "credential", "credentials")
+_PLAIN_HEADERS = _set(
+    "idempotency-key x-idempotency-key sec-websocket-key surrogate-key x-surrogate-key x-cache-key cache-key "
+    "x-request-key x-ratelimit-key"
+)
+
+OPAQUE_QUERY_NAMES = _set("code ticket session sid refresh")
+"""Names of URL parameters whose value is a secret if it looks like one: long and of one word."""
+
+
+def names_secret_header(name: str) -> bool:
+    """Whether a header of this name, in any spelling, carries a credential beyond those that `sensitivity` knows."""
+    low = name.lower()
+    return low in HEADER_NAMES or (low.endswith(_HEADER_ENDS) and low not in _PLAIN_HEADERS)
 
 
 def normalise(name: str) -> str:

@@ -26,11 +26,14 @@ from sftrace_otel.core.redact.known import KnownValues, of_environment
 from sftrace_otel.core.redact.names import REFERENCE_NAMES, Sensitivity, normalise, sensitivity
 from sftrace_otel.core.redact.texts import SHORTEST_SECRET, TextRules, looks_like_json
 from sftrace_otel.core.redact.walk import (
+    CREDENTIAL_PATTERN,
+    HEADERS,
     LONGEST_NAME,
     VALUE_KEYS,
     Finding,
     Walk,
     hides,
+    is_header_list,
     is_secret_argument,
     is_secret_pair,
     may_be_name,
@@ -38,8 +41,6 @@ from sftrace_otel.core.redact.walk import (
 )
 from sftrace_otel.formats import Json
 
-CREDENTIAL_PATTERN = "credential_pattern"
-"""Reason: a span of a text that looks like a credential was replaced."""
 KNOWN_VALUE = "known_value"
 """Reason: a span that equals a secret of the environment was replaced."""
 
@@ -203,6 +204,21 @@ class RedactionPolicy:
         redacted = _settled(text, partial(documents.redact, self))
         return redacted, redacted != text
 
+    def redact_bytes(self, data: bytes) -> bytes:
+        """A body that is no UTF-8, without secrets: text parts of a multipart body, text in another encoding, what is
+        packed. Where the place of a secret cannot be told, the mark alone stands for the whole."""
+        withheld = MARK.encode()
+        if data[:2] == b"\x1f\x8b":
+            plain = documents.unpacked(data)
+            return data if plain is None or not self.holds_secret(plain) else withheld
+        wide = documents.wide_text(data)
+        if wide is not None:
+            return withheld if self.redact_document(wide)[1] else data
+        redacted, changed = self.redact_document(data.decode("latin-1"))
+        if changed:
+            data = redacted.encode("latin-1")
+        return withheld if self._texts.holds_known(data) else data
+
     def redact_url(self, url: str) -> str:
         """A URL without user information, secret parameters and other secrets in it."""
         return _settled(url, partial(documents.redact_url, self))
@@ -258,10 +274,9 @@ class RedactionPolicy:
         if self._texts.holds_known(data):
             return True
         try:
-            text = data.decode()
+            return self.redact_document(data.decode())[1]
         except UnicodeDecodeError:
-            text = data.decode("latin-1")
-        return self.hide(text, 0)[0] != text
+            return self.redact_bytes(data) != data
 
     def is_clean(self, value: object) -> bool:
         """Whether `look` finds nothing."""
@@ -318,6 +333,8 @@ class RedactionPolicy:
                 if type(container) is list:
                     items = container
                 elif plain.issuperset(container) or self._has_plain_names(container):
+                    if HEADERS in container and not self._has_plain_headers(container[HEADERS]):
+                        return Look.SUSPICIOUS
                     items = container.values()
                 else:
                     return Look.SUSPICIOUS
@@ -369,6 +386,13 @@ class RedactionPolicy:
             if not kind and len(key) <= LONGEST_NAME and len(self._plain_names) < _MANY_NAMES:
                 self._plain_names.add(key)
         return True
+
+    def _has_plain_headers(self, fields: object) -> bool:
+        """Whether header fields, if that is what it is, carry no credentials."""
+        if not is_header_list(fields):
+            return True
+        pairs = [(pair[0], pair[1]) for pair in fields]  # type: ignore[attr-defined]
+        return self.redact_headers(pairs) == pairs
 
     def _has_named_items(self, items: list[Any]) -> bool:
         """Whether an item is named a secret by the one before it: a header pair, a command line option."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from sftrace_otel.core.redact import jsontext
 from sftrace_otel.core.redact.credentials import MARK, REFERENCE
 from sftrace_otel.core.redact.names import REFERENCE_NAMES, Sensitivity, normalise
-from sftrace_otel.core.redact.policy import CREDENTIAL_PATTERN, Look, RedactionPolicy
-from sftrace_otel.core.redact.walk import SENSITIVE_KEY, Finding
+from sftrace_otel.core.redact.policy import Look, RedactionPolicy
+from sftrace_otel.core.redact.walk import CREDENTIAL_PATTERN, SENSITIVE_KEY, Finding
 from sftrace_otel.formats import Json
 
 WITHHELD = "withheld"
@@ -94,6 +94,9 @@ class StrictestPolicy(RedactionPolicy):
         lines = [self._line(line) for line in text.split("\n")] if jsontext.parse(text) is None else [self._line(text)]
         redacted = "\n".join(lines)
         return redacted, redacted != text
+
+    def redact_bytes(self, data: bytes) -> bytes:
+        return MARK.encode()
 
     def redact_url(self, url: str) -> str:
         base, question_mark, query = super().redact_url(url.partition("#")[0]).partition("?")

@@ -9,7 +9,7 @@ rules for texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -21,6 +21,8 @@ SENSITIVE_KEY = "sensitive_key"
 """Reason: the whole value under a sensitive name was replaced."""
 SECRET_KEY = "secret_in_key"
 """Reason: the key itself held a secret; the pointer spells what it is now."""
+CREDENTIAL_PATTERN = "credential_pattern"
+"""Reason: a span of a text that looks like a credential was replaced."""
 TOO_DEEP = "too_deep"
 """Reason: a part nested deeper than `MAX_DEPTH` was replaced."""
 
@@ -30,6 +32,8 @@ MAX_DEPTH = 300
 LONGEST_NAME = 200
 """Characters of the longest text that is taken for a name."""
 
+HEADERS = "headers"
+"""The key under which an exchange's header fields stand, as [name, value] pairs."""
 NAME_KEYS = ("name", "key", "header", "field", "param", "parameter", "variable", "var", "env")
 VALUE_KEYS = frozenset({"value", "val", "default"})
 _SCHEMA_VALUES = frozenset({"default", "const", "example", "examples", "enum"})
@@ -66,6 +70,9 @@ class Rules(Protocol):
 
     def hide(self, text: str, nesting: int) -> tuple[str, Sequence[str]]:
         """`text` without secrets, and the reasons; `nesting` counts the JSON texts around it."""
+
+    def redact_headers(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Header fields without credentials."""
 
 
 def hides(rules: Rules, key: str, kind: Sensitivity, item: Json, members: dict[str, Json]) -> bool:
@@ -182,9 +189,24 @@ class Walk:
             return self._replaced(SENSITIVE_KEY)
         if of_schema and key in _SCHEMA_VALUES:
             return self._schema_value(item)
+        if key == HEADERS and is_header_list(item):
+            return self._headers(item)  # type: ignore[arg-type]
         if kind and isinstance(item, dict) and item and len(self._path) < MAX_DEPTH:
             return self._object(item, of_schema=True)
         return self.value(item)
+
+    def _headers(self, fields: list[Json]) -> list[Json]:
+        changed: list[Json] = []
+        for index, field in enumerate(fields):
+            assert isinstance(field, list)
+            name, value = str(field[0]), str(field[1])
+            hidden = self._rules.redact_headers([(name, value)])[0][1]
+            if hidden != value:
+                self._path += (index, 1)
+                self.findings.append(Finding(self._pointer(), SENSITIVE_KEY if hidden == MARK else CREDENTIAL_PATTERN))
+                del self._path[-2:]
+            changed.append(field if hidden == value else [field[0], hidden])
+        return fields if all(new is old for new, old in zip(changed, fields, strict=True)) else changed
 
     def _schema_value(self, item: Json) -> Json:
         """The default, constant or examples of a property whose name is sensitive."""
@@ -245,6 +267,16 @@ class Walk:
 
     def _pointer(self) -> str:
         return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in self._path)
+
+
+def is_header_list(item: object) -> bool:
+    """Whether `item` is a list of [name, value] texts."""
+    return (
+        isinstance(item, list)
+        and bool(item)
+        and all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in item)
+        and all(isinstance(pair[1], str) for pair in item)
+    )
 
 
 def is_secret_pair(rules: Rules, items: list[Json]) -> bool:
