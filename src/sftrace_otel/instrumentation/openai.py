@@ -9,7 +9,6 @@ its kin, a list that grows with each release and misses the helpers.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -17,13 +16,13 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping import wire
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import current_llm
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall, attributes_of
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.recorder import current_scope
 
 __all__ = ["install", "patched", "uninstall"]
 
-_log = logging.getLogger("sftrace_otel")
 _SCOPE = "sftrace_otel.openai"
 
 
@@ -35,6 +34,7 @@ class _Boundary:
         self._span = tracing.attached(call.span)
         self._token = current_llm.set(call)
 
+    @fails_open("leaving an LLM call", None, replay_too=True)
     def leave(self) -> None:
         try:
             current_llm.reset(self._token)
@@ -43,9 +43,11 @@ class _Boundary:
         if tracing.is_current(self.call.span):
             tracing.detach(self._span)
 
+    @fails_open("recording an LLM call", None)
     def returned(self) -> None:
         self._tell(None)
 
+    @fails_open("recording an LLM call", None)
     def raised(self, error: BaseException) -> None:
         self._tell(error)
 
@@ -59,9 +61,10 @@ class _Boundary:
             else:
                 self.call.raised(error)
         except Exception as fault:
-            _log.error("sftrace: recording an LLM call failed with %s; the program goes on", type(fault).__name__)
+            recording.fault("recording an LLM call", fault)
 
 
+@fails_open("recording an LLM call", None)
 def _enter(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Boundary | None:
     """A boundary if this is an inference call that is recorded or replayed, else None. Fails open while recording."""
     replay = replaying.active()

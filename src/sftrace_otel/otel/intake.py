@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -229,7 +230,7 @@ class SpanIntake:
         try:
             run = self._usable(self.recorder.span_run(span_id))
             recorded = self.recorder.span_reference(span_id, record.scope_name or "") or is_reference(record)
-            call = map_content(record)
+            call = map_content(record, partial(self.recorder.fault, "reading a span", run=run))
             if call is not None and is_log(record.attributes) and self._recorded_beside(record, call):
                 call = None
             self._remember(record, call, recorded, run)

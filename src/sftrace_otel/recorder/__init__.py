@@ -30,7 +30,8 @@ from sftrace_otel.settings import Settings
 
 __all__ = [
     "UNPLACED", "Answered", "Call", "Recorder", "Run", "Scope", "acquire", "active", "aside", "close_all",
-    "current_scope", "enter", "entered", "inner", "leave", "load_policy", "release", "restart_lineage", "spawn",
+    "current_scope", "enter", "entered", "fault", "inner", "leave", "load_policy", "release", "restart_lineage",
+    "spawn",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")
@@ -38,11 +39,31 @@ _log = logging.getLogger("sftrace_otel")
 _recorders: dict[Path, Recorder] = {}
 _active: Recorder | None = None
 _registry = threading.Lock()
+_said: set[str] = set()
 
 
 def active() -> Recorder | None:
     """The recorder that boundaries hand their calls to, None when nothing records."""
     return _active
+
+
+def fault(what: str, error: BaseException) -> None:
+    """Count a loss on the run around, or log it where nothing records; once for each place and class of error.
+
+    Never raises.
+    """
+    try:
+        kind = type(error).__name__
+        key = f"{what}:{kind}"
+        if _active is not None:
+            if key in _said:
+                _active.told(key)
+            _active.fault(what, error)
+        elif key not in _said:
+            _said.add(key)
+            _log.error("sftrace: %s failed with %s; the program goes on", what, kind)
+    except Exception:
+        pass
 
 
 def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Recorder:
@@ -74,7 +95,10 @@ def release() -> None:
 def close_all() -> None:
     """End every open run of this process."""
     for recorder in list(_recorders.values()):
-        recorder.close()
+        try:
+            recorder.close()
+        except Exception as error:
+            recorder.fault("closing the recording", error)
 
 
 def load_policy(settings: Settings) -> RedactionPolicy:
