@@ -154,6 +154,7 @@ class LlmCall:
         if self._done:
             return
         self._done = True
+        self._last = None  # it may hold `error`, whose traceback holds the frames that hold this
         self.recorder.fail(self.call, error)
         self._finish_span(error)
 
@@ -162,6 +163,7 @@ class LlmCall:
             return
         self._done = True
         status, headers, body, end, error = self._last
+        self._last = None
         try:
             self._end_call(status, headers, body, end, error)
         except Exception as fault:
