@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plugin for a venv that lacks httpx or httpx2: tests that use the missing one are skipped, the rest run.
 
-The same goes for tests of what an SDK of the cell cannot do yet (`ABLE`). Test modules import both clients. While they are collected the missing one is a stand-in that skips the test which uses it;
-then it is taken out of `sys.modules` again, so that neither we nor the SDK take it for installed.
+The same goes for tests of what an SDK of the cell cannot do yet (`ABLE`). Test modules import both clients. While they
+are collected the missing one is a stand-in that skips the test which uses it; then it is taken out of `sys.modules`
+again, so that neither we nor the SDK take it for installed.
 """
 
 from __future__ import annotations
