@@ -51,4 +51,4 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) site sftraces .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site sftraces .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .host-suites .matrix

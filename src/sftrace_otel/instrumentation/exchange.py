@@ -20,6 +20,7 @@ import msgspec
 
 from sftrace_otel.core.mapping import dialects, http_name
 from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope, how_ended
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class Exchange:
         self._started = recorder.ticks()
         self._done = False
 
+    @fails_open("placing an exchange", None)
     def place(self, span: tuple[int, int], http_span: int) -> None:
         """Where the exchange is made: its spans, and its place in the lineage. Called where the program calls."""
         self._span = span
@@ -146,6 +148,7 @@ class Exchange:
         if self.llm is None:
             self._lineage = self._scope.place()
 
+    @fails_open("recording a request", None)
     def begin(self, body: bytes) -> None:
         """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
         self.sent = body
@@ -189,6 +192,7 @@ class Exchange:
         else:
             self.recorder.refer(span_id, self.call)
 
+    @fails_open("recording a request", None)
     def sending(self, chunk: bytes) -> None:
         """A part of a streamed request body went out."""
         self._upload_room -= len(chunk)
@@ -207,6 +211,7 @@ class Exchange:
         if self.call is not None:
             self.call.run.reading.add(self)
 
+    @fails_open("recording an answer", None)
     def chunk(self, data: bytes) -> None:
         """A part of the answer's body was read by the program."""
         self._room -= len(data)
@@ -231,15 +236,18 @@ class Exchange:
         del self._raw[kept:], self._chunks[kept:]
 
     @property
+    @fails_open("recording an answer", False)
     def large(self) -> bool:
         """Whether what was read is too much to be put together on an event loop."""
         return self.recorder.settings.max_payload_bytes - self._room > LARGE
 
+    @fails_open("recording an answer", None)
     def failed(self, error: BaseException) -> None:
         """The transport raised before there was an answer."""
         self._sent_by_now()
         self.finish(how_ended(error), error)
 
+    @fails_open("recording an answer", None)
     def finish(self, end: str, error: BaseException | None = None) -> None:
         """The exchange is over: finished, failed, closed, abandoned, cancelled or cut. Only the first call counts."""
         if self._done:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -23,14 +22,12 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import current_llm
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall, attributes_of
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.recorder import current_scope
 
 __all__ = ["Sdk", "address_of"]
-
-_log = logging.getLogger("sftrace_otel")
-
 
 _under_way: ContextVar[object] = ContextVar("sftrace_sdk_options", default=None)
 """The options of the request that a boundary stands around here."""
@@ -61,7 +58,7 @@ class Sdk:
                 for kind in _wrapped_apart(getattr(module, base, None)):
                     self._patches.also(kind, "request", wrapper)
         except Exception as error:
-            _log.warning("sftrace: some clients of %s are not recorded (%s)", self._module, type(error).__name__)
+            recording.fault(f"putting the boundary on some clients of {self._module}", error)
 
     def uninstall(self) -> None:
         """Take the boundary off again."""
@@ -112,6 +109,7 @@ class Sdk:
     ) -> Awaitable[Any]:
         return self._arequest(wrapped, client, args, kwargs)
 
+    @fails_open("recording an LLM call", None)
     def _enter(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Boundary | None:
         """A boundary if this inference call is recorded or replayed, else None. Fails open while recording."""
         replay = replaying.active()
@@ -198,6 +196,7 @@ class _Boundary:
         self._token = current_llm.set(call)
         self._options = _under_way.set(options)
 
+    @fails_open("leaving an LLM call", None, replay_too=True)
     def leave(self) -> None:
         try:
             current_llm.reset(self._token)
@@ -207,9 +206,11 @@ class _Boundary:
         if tracing.is_current(self.call.span):
             tracing.detach(self._span)
 
+    @fails_open("recording an LLM call", None)
     def returned(self) -> None:
         self._tell(None)
 
+    @fails_open("recording an LLM call", None)
     def raised(self, error: BaseException) -> None:
         self._tell(error)
 
@@ -223,4 +224,4 @@ class _Boundary:
             else:
                 self.call.raised(error)
         except Exception as fault:
-            _log.error("sftrace: recording an LLM call failed with %s; the program goes on", type(fault).__name__)
+            recording.fault("recording an LLM call", fault)
