@@ -39,9 +39,15 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import aiohttp
+import anthropic
 import httpx
 import httpx2
 import openai
+import requests
+import urllib3
+import websockets.sync.client
+import websockets.sync.server
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -309,8 +315,25 @@ def later(city: str) -> Any:
     return alookup.__wrapped__(city)
 
 
+CLAUDE = {
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-9", "stop_reason": "end_turn",
+    "stop_sequence": None, "content": [{"type": "text", "text": "hello"}],
+    "usage": {"input_tokens": 3, "output_tokens": 2},
+}  # fmt: skip
+EVENTS = [
+    {"type": "message_start", "message": {**CLAUDE, "content": [], "stop_reason": None}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hello"}},
+    {"type": "content_block_stop", "index": 0},
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+        "usage": {"output_tokens": 2},
+    },
+    {"type": "message_stop"},
+]
 LENGTH = {"content-length": "6"}
-"""The test server reads no chunked bodies."""
+"""So that httpx sends a streamed body as it is."""
 SECRET = "sk-" + "proj-" + "Zm9vYmFyYmF6cXV4" * 3
 
 
@@ -329,19 +352,43 @@ class Kit:
         self.mock = httpx.Client(
             transport=httpx.MockTransport(lambda request: httpx.Response(200, json={"in": "memory"}))
         )
+        self.claude = anthropic.Anthropic(base_url=self.url, api_key=SECRET, max_retries=0)
+        self.aclaude = anthropic.AsyncAnthropic(base_url=self.url, api_key=SECRET, max_retries=0)
+        self.requests = requests.Session()
+        self.pools = urllib3.PoolManager()
+        self.proxied = urllib3.ProxyManager("http://127.0.0.1:9")
+        helper = sys.modules["openai_server"]
+        server.replies["GET /parts"] = helper.Reply(events=[b"one", b"two", b"three"], media="text/plain")
+        server.replies["POST /v1/messages"] = lambda received: (
+            helper.sse_reply(EVENTS, named=True) if received.json.get("stream") else helper.json_reply(CLAUDE)
+        )
+        self.sockets = websockets.sync.server.serve(_say_back, "127.0.0.1", 0)
+        self.sockets_thread = threading.Thread(target=self.sockets.serve_forever, daemon=True)
+        self.sockets_thread.start()
+        self.sockets_url = f"ws://127.0.0.1:{self.sockets.socket.getsockname()[1]}/"
         self.unraisable: list[str] = []
         self.loop.set_exception_handler(lambda _, context: self.unraisable.append(str(context.get("exception"))))
 
     def close(self) -> None:
-        for client in (self.model, self.web, self.web2, self.mock):
+        for client in (self.model, self.claude, self.web, self.web2, self.mock, self.requests):
             client.close()
+        for pools in (self.pools, self.proxied):
+            pools.clear()
+        self.sockets.shutdown()
+        self.sockets_thread.join()
 
         async def close() -> None:
             await self.amodel.close()
+            await self.aclaude.close()
             await self.aweb.aclose()
 
         self.loop.run_until_complete(close())
         self.loop.close()
+
+
+def _say_back(connection: Any) -> None:
+    for message in connection:
+        connection.send(message)
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -379,6 +426,20 @@ def agent(kit: Kit, note: Say) -> None:
     note("uploaded", lambda: _read(kit.web.post(f"{kit.url}/form", content=iter([b"one", b"two"]), headers=LENGTH)))
     note("mock", lambda: _read(kit.mock.get("http://nowhere.test/")))
     note("downloaded", lambda: _streamed(kit))
+    note("claude", lambda: kit.claude.messages.create(**_asking()).model_dump())
+    note("claude stream", lambda: [e.model_dump() for e in kit.claude.messages.create(**_asking(), stream=True)])
+    note("bare", lambda: _read(kit.web.post(f"{kit.url}/v1/chat/completions", json=_bare_body())))
+    note("bare stream", lambda: _read(kit.requests.post(f"{kit.url}/v1/messages", json={**_asking(), "stream": True})))
+    note("requests", lambda: _read(kit.requests.get(f"{kit.url}/json", headers={"x-api-key": SECRET})))
+    note("requests sent", lambda: _read(kit.requests.post(f"{kit.url}/form", data=iter([b"one", b"two"]))))
+    note("requests file", lambda: _read(kit.requests.post(f"{kit.url}/form", data=io.BytesIO(b"z" * 70_000))))
+    note("requests refused", lambda: kit.requests.get("http://127.0.0.1:9/"))
+    note("requests parts", lambda: _parts(kit))
+    note("urllib3", lambda: _pooled(kit))
+    note("urllib3 left", lambda: _left_open(kit, "/parts"))
+    note("urllib3 closed", lambda: _left_open(kit, "/json"))
+    note("proxied", lambda: kit.proxied.request("GET", "https://nowhere.test/", retries=False))
+    note("websocket", lambda: _websocket(kit))
     note("described", lambda: llm_request(model="m", provider="p", input={"q": 1}, call=lambda: {"a": 2}))
     note("described badly", lambda: llm_request(model="m", input={"q": 1}, call=lambda: refuse.__wrapped__(8)))
     note("state", lambda: record_state_change(key="step", before=1, after={"two": 2}))
@@ -413,6 +474,37 @@ def _tool_messages() -> list[Any]:
 
 def _read(response: Any) -> list[Any]:
     return [response.status_code, response.text, type(response).__module__, response.headers.get("content-type")]
+
+
+def _asking() -> dict[str, Any]:
+    return {"model": "claude-9", "max_tokens": 9, "messages": user("hi")}
+
+
+def _bare_body() -> dict[str, Any]:
+    return {"model": "m", "messages": user("bare")}
+
+
+def _parts(kit: Kit) -> list[Any]:
+    with kit.requests.get(f"{kit.url}/parts", stream=True) as response:
+        return [response.status_code, *(part.decode() for part in response.iter_content(2))]
+
+
+def _pooled(kit: Kit) -> list[Any]:
+    response = kit.pools.request("GET", f"{kit.url}/json")
+    return [response.status, response.data.decode()]
+
+
+def _left_open(kit: Kit, path: str) -> list[Any]:
+    response = kit.pools.request("GET", kit.url + path, preload_content=False)
+    first = response.read(2)
+    response.close()
+    return [response.status, first.decode()]
+
+
+def _websocket(kit: Kit) -> str:
+    with websockets.sync.client.connect(kit.sockets_url, proxy=None) as connection:
+        connection.send("hello")
+        return str(connection.recv())
 
 
 def _streamed(kit: Kit) -> list[Any]:
@@ -480,9 +572,15 @@ async def _async(kit: Kit) -> list[Any]:
 
         return _read(await kit.aweb.post(f"{kit.url}/form", content=parts(), headers=LENGTH))
 
+    async def claude() -> Any:
+        events = await kit.aclaude.messages.create(**_asking(), stream=True)
+        return [event.model_dump() async for event in events]
+
     messages: Any = user("async")
     await note("chat", lambda: kit.amodel.chat.completions.create(model="m", messages=messages))
     await note("stream", stream)
+    await note("claude", claude)
+    await note("aiohttp", lambda: _aiohttp(kit))
     await note("tool", lambda: alookup("Oslo"))
     await note("refused", arefuse)
     await note("later", lambda: later("Rome"))
@@ -495,6 +593,38 @@ async def _async(kit: Kit) -> list[Any]:
     await note("described", lambda: allm_request(model="m", input="q", call=described_call))
     await note("together", together)
     await note("cancelled", cancelled)
+    return found
+
+
+async def _aiohttp(kit: Kit) -> list[Any]:
+    found: list[Any] = []
+
+    async def parts() -> Any:
+        yield b"one"
+        yield b"two"
+
+    async with aiohttp.ClientSession() as session:
+        for method, path, data in (
+            ("GET", "/json", None),
+            ("GET", "/missing", None),
+            ("POST", "/form", b"y" * 70_000),
+            ("POST", "/form", parts()),
+        ):
+            async with session.request(method, kit.url + path, data=data) as response:
+                found.append([response.status, await response.text(), type(response.content).__name__])
+        async with session.get(f"{kit.url}/parts") as response:
+            found.append([await response.content.read(2), await response.content.readuntil(b"e")])
+        async with session.get(f"{kit.url}/parts") as response:
+            found.append(b"".join([part async for part, _ in response.content.iter_chunks()]))
+        response = await session.get(f"{kit.url}/json")
+        response.close()
+        try:
+            await session.get("http://127.0.0.1:9/")
+        except aiohttp.ClientError as error:
+            found.append(described(error))
+        async with session.ws_connect(kit.sockets_url) as connection:
+            await connection.send_str("hello")
+            found.append(await connection.receive_str())
     return found
 
 

@@ -14,7 +14,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -152,18 +152,15 @@ class Exchange:
     def begin(self, body: bytes) -> None:
         """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
         self.sent = body
-        try:
-            if self.llm is None and self._bare is not None:
-                self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
-            if self.llm is not None:
-                self.call = self.llm.attempt(self.head, body)
-                self._number = self.llm.attempts - 1
-                if self.call is not None and self._http_span:
-                    self.recorder.fold(self._http_span)
-            else:
-                self.call = self._begin_http(body)
-        except Exception as error:
-            self.recorder.fault("recording a request", error)
+        if self.llm is None and self._bare is not None:
+            self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
+        if self.llm is not None:
+            self.call = self.llm.attempt(self.head, body)
+            self._number = self.llm.attempts - 1
+            if self.call is not None and self._http_span:
+                self.recorder.fold(self._http_span)
+        else:
+            self.call = self._begin_http(body)
 
     def _begin_http(self, body: bytes) -> Call | None:
         call = self.recorder.begin(
@@ -193,8 +190,9 @@ class Exchange:
             self.recorder.refer(span_id, self.call)
 
     @fails_open("recording a request", None)
-    def sending(self, chunk: bytes) -> None:
-        """A part of a streamed request body went out."""
+    def sending(self, part: Any, encoded: Callable[[Any], bytes] = bytes) -> None:
+        """A part of a streamed request body went out; `encoded` gives its bytes."""
+        chunk = encoded(part)
         self._upload_room -= len(chunk)
         if self._upload_room < 0:
             self._cut = True

@@ -141,66 +141,57 @@ def _reset(tokens: tuple[Any, Any] | None) -> None:
 
 
 @fails_open("recording a request", None)
-def _start(recorder: Recorder, request: Any) -> Exchange | None:
-    """Begin the exchange; None if that failed. Never raises."""
+def _start(recorder: Recorder, request: Any) -> Exchange:
+    """Begin the exchange."""
     exchange = _made(recorder, request)
-    if exchange is not None:
-        body = _known_body(request)
-        if body is not None:
-            exchange.begin(body)
+    body = _known_body(request)
+    if body is not None:
+        exchange.begin(body)
     return exchange
 
 
 @afails_open("recording a request", None)
-async def _astart(recorder: Recorder, request: Any) -> Exchange | None:
+async def _astart(recorder: Recorder, request: Any) -> Exchange:
     """As `_start`; a large body is recorded in a thread, and the request waits for that."""
     exchange = _made(recorder, request)
-    if exchange is not None:
-        body = _known_body(request)
-        if body is not None and len(body) > LARGE:
-            await in_thread(exchange, functools.partial(exchange.begin, body))
-        elif body is not None:
-            exchange.begin(body)
+    body = _known_body(request)
+    if body is not None and len(body) > LARGE:
+        await in_thread(exchange, functools.partial(exchange.begin, body))
+    elif body is not None:
+        exchange.begin(body)
     return exchange
 
 
-def _made(recorder: Recorder, request: Any) -> Exchange | None:
-    try:
-        head = _head(request)
-        exchange = exchange_of(recorder, head)
-        if _known_body(request) is None:
-            request.stream = _tee_request(request, exchange)
-        exchange.decoder = _decoder(sys.modules.get(head.module))
-        exchange.place(tracing.current_ids(), tracing.http_span_id())
-    except Exception as error:
-        recorder.fault("recording a request", error)
-        return None
+def _made(recorder: Recorder, request: Any) -> Exchange:
+    head = _head(request)
+    exchange = exchange_of(recorder, head)
+    if _known_body(request) is None:
+        request.stream = _tee_request(request, exchange)
+    exchange.decoder = _decoder(sys.modules.get(head.module))
+    exchange.place(tracing.current_ids(), tracing.http_span_id())
     return exchange
 
 
 @fails_open("recording an answer", None)
 def _tee(exchange: Exchange, request: Any, response: Any, *, asynchronous: bool) -> None:
     """Watch the answer's body as it is read."""
-    try:
-        version = response.extensions.get("http_version", b"")
-        reason = response.extensions.get("reason_phrase", b"")
-        exchange.answered(
-            int(response.status_code),
-            reason.decode("ascii", "replace"),
-            version.decode("ascii", "replace") or "HTTP/1.1",
-            _pairs(response.headers),
-        )
-        exchange.late_span(tracing.traceparent_ids(request.headers.get("traceparent", "")))
-        content = getattr(response, "_content", None)
-        if content is not None:  # made in memory by the transport: nobody will read the stream
-            if content:
-                exchange.chunk(bytes(content))
-            exchange.finish("finished")
-            return
-        kinds = _kinds(_module_of(request))
-        response.stream = (kinds.atee if asynchronous else kinds.tee)(response.stream, exchange)
-    except Exception as error:
-        exchange.recorder.fault("recording an answer", error)
+    version = response.extensions.get("http_version", b"")
+    reason = response.extensions.get("reason_phrase", b"")
+    exchange.answered(
+        int(response.status_code),
+        reason.decode("ascii", "replace"),
+        version.decode("ascii", "replace") or "HTTP/1.1",
+        _pairs(response.headers),
+    )
+    exchange.late_span(tracing.traceparent_ids(request.headers.get("traceparent", "")))
+    content = getattr(response, "_content", None)
+    if content is not None:  # made in memory by the transport: nobody will read the stream
+        if content:
+            exchange.chunk(bytes(content))
+        exchange.finish("finished")
+        return
+    kinds = _kinds(_module_of(request))
+    response.stream = (kinds.atee if asynchronous else kinds.tee)(response.stream, exchange)
 
 
 def _module_of(request: Any) -> ModuleType:

@@ -71,7 +71,7 @@ class Sdk:
     def _request(self, wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         boundary = self._enter(client, args, kwargs)
         if boundary is None:
-            return wrapped(*args, **kwargs) if replaying.active() is None else _carried(wrapped, args, kwargs)
+            return wrapped(*args, **kwargs) if replaying._active is None else _carried(wrapped, args, kwargs)
         try:
             result = wrapped(*args, **kwargs)
         except replaying.ReplayStop as stop:
@@ -90,7 +90,7 @@ class Sdk:
     ) -> Any:
         boundary = self._enter(client, args, kwargs)
         if boundary is None:
-            return await (wrapped(*args, **kwargs) if replaying.active() is None else _acarried(wrapped, args, kwargs))
+            return await (wrapped(*args, **kwargs) if replaying._active is None else _acarried(wrapped, args, kwargs))
         try:
             result = await wrapped(*args, **kwargs)
         except replaying.ReplayStop as stop:
@@ -116,33 +116,26 @@ class Sdk:
         recorder = recording.active()
         if (replay is None and recorder is None) or tracing.suppressed():
             return None
-        try:
-            options = kwargs["options"] if "options" in kwargs else args[1]
-            if options is _under_way.get():  # the inner of two wrappers of ours, with somebody else's in between
-                return None
-            endpoint = dialects.endpoint_of(str(options.method), str(options.url))
-            provider = None if endpoint is None else self._provider(client)
-            if endpoint is None or provider is None:
-                return None
-            host, port = address_of(client)
-            body: dict[str, Any] = {}
-            for part in (options.json_data, options.extra_json):
-                body.update(part if isinstance(part, Mapping) else {})
-            attributes = attributes_of(endpoint, body, provider, host, port)
-            name = f"{endpoint.operation} {attributes.get('gen_ai.request.model', '')}".rstrip()
-            if replay is not None:
-                attributes["sftrace.replay.active"] = True
-            span = tracing.start_span(self._scope, name, tracing.CLIENT, attributes)
-            if replay is not None:
-                return _Boundary(ServedLlmCall(replay, endpoint, provider, host, span, current_scope()), options)
-            assert recorder is not None
-            return _Boundary(LlmCall(recorder, endpoint, provider, host, span, current_scope()), options)
-        except Exception as error:
-            if replay is not None:
-                raise
-            if recorder is not None:
-                recorder.fault("recording an LLM call", error)
+        options = kwargs["options"] if "options" in kwargs else args[1]
+        if options is _under_way.get():  # the inner of two wrappers of ours, with somebody else's in between
             return None
+        endpoint = dialects.endpoint_of(str(options.method), str(options.url))
+        provider = None if endpoint is None else self._provider(client)
+        if endpoint is None or provider is None:
+            return None
+        host, port = address_of(client)
+        body: dict[str, Any] = {}
+        for part in (options.json_data, options.extra_json):
+            body.update(part if isinstance(part, Mapping) else {})
+        attributes = attributes_of(endpoint, body, provider, host, port)
+        name = f"{endpoint.operation} {attributes.get('gen_ai.request.model', '')}".rstrip()
+        if replay is not None:
+            attributes["sftrace.replay.active"] = True
+        span = tracing.start_span(self._scope, name, tracing.CLIENT, attributes)
+        if replay is not None:
+            return _Boundary(ServedLlmCall(replay, endpoint, provider, host, span, current_scope()), options)
+        assert recorder is not None
+        return _Boundary(LlmCall(recorder, endpoint, provider, host, span, current_scope()), options)
 
 
 def _wrapped_apart(base: type | None) -> Iterator[type]:
@@ -206,22 +199,19 @@ class _Boundary:
         if tracing.is_current(self.call.span):
             tracing.detach(self._span)
 
-    @fails_open("recording an LLM call", None)
+    @fails_open("recording an LLM call", None, replay_too=True)
     def returned(self) -> None:
         self._tell(None)
 
-    @fails_open("recording an LLM call", None)
+    @fails_open("recording an LLM call", None, replay_too=True)
     def raised(self, error: BaseException) -> None:
         self._tell(error)
 
     def _tell(self, error: BaseException | None) -> None:
-        """Pass on how the request ended. Never raises: the program gets its own result or exception."""
-        try:
-            if isinstance(self.call, ServedLlmCall):
-                self.call.ended(error)
-            elif error is None:
-                self.call.returned()
-            else:
-                self.call.raised(error)
-        except Exception as fault:
-            recording.fault("recording an LLM call", fault)
+        """Pass on how the request ended."""
+        if isinstance(self.call, ServedLlmCall):
+            self.call.ended(error)
+        elif error is None:
+            self.call.returned()
+        else:
+            self.call.raised(error)

@@ -128,7 +128,10 @@ class Recorder:
     def fault(self, what: str, error: BaseException, run: Run | None = None) -> None:
         """Count a loss; log it once for each place and class of error, never its message, which may hold a secret."""
         if run is None:
-            here = current_scope().run
+            try:
+                here = current_scope().run
+            except Exception:  # what is to be told may be that
+                here = None
             run = here if here is not None and here.recorder is self and not here.closed else self._process
         if run is not None and run.closed:
             run = None
