@@ -801,7 +801,7 @@ def test_b12_a_failure_half_way_leaves_nothing_behind(
         uninstrument()
         recorder.release()
         assert changed(before) == []
-    assert "is not recorded (RuntimeError)" in caplog.text
+    assert "putting the boundary on httpx.HTTPTransport.handle_request failed with RuntimeError" in caplog.text
 
 
 def test_b13_clients_made_before_are_recorded_and_those_made_during_stop(srv: Any, p: Path) -> None:

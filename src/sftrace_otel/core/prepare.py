@@ -72,6 +72,15 @@ def prepare(
         serializer: The user's hook for objects without a form of their own; see `Converter`.
         max_bytes: Canonical bytes beyond which texts and containers are cut and marked.
     """
+    try:
+        return _prepare(value, policy, serializer, max_bytes)
+    except Exception:
+        return _FAILED
+
+
+def _prepare(
+    value: object, policy: RedactionPolicy, serializer: Callable[[object], object] | None, max_bytes: int
+) -> Prepared:
     look = policy.look(value, max_bytes)
     if look is _EXACT or look is _CLEAN:
         canon = _plain_bytes(value, look)
@@ -80,12 +89,9 @@ def prepare(
         if canon is not None:
             digest = hashlib.sha256(canon).hexdigest()
             return Prepared(value=value, data=_text(value), digest=digest, size=len(canon))  # type: ignore[arg-type]
-    try:
-        if look is _LARGE:
-            return _prepare_large(value, policy, serializer, max_bytes)
-        return _prepare_slowly(value, policy, serializer, max_bytes)
-    except Exception:
-        return _finished(_STAND_IN, canonical.dumps(_STAND_IN), (), {"": LOSSY}, True, 0)
+    if look is _LARGE:
+        return _prepare_large(value, policy, serializer, max_bytes)
+    return _prepare_slowly(value, policy, serializer, max_bytes)
 
 
 def _plain_bytes(value: Any, look: Look) -> bytes | None:
@@ -151,6 +157,9 @@ def _text(value: Any) -> bytes:
     except TypeError:
         return msgspec.json.encode(value)
 
+
+_FAILED = _finished(_STAND_IN, canonical.dumps(_STAND_IN), (), {"": LOSSY}, True, 0)
+"""Made once: what failed for one value may fail for its stand-in."""
 
 _NOWHERE = object()
 

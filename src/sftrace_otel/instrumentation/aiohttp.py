@@ -21,6 +21,7 @@ import asyncio
 import functools
 import sys
 from collections.abc import Awaitable, Callable
+from contextvars import Token
 from typing import Any
 
 from sftrace_otel import recorder as recording
@@ -28,9 +29,10 @@ from sftrace_otel.errors import ReplayPolicyError
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.aiohttp_served import Asked, connected, started, with_methods
 from sftrace_otel.instrumentation.exchange import LARGE, Exchange, Head, Pairs, unpacked
+from sftrace_otel.instrumentation.failopen import afails_open, fails_open
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.instrumentation.serving import exchange_of, in_thread, sends_unseen
-from sftrace_otel.recorder import Recorder, aside, enter, leave
+from sftrace_otel.instrumentation.serving import come_out, exchange_of, go_inside, in_thread, sends_unseen
+from sftrace_otel.recorder import Recorder, Scope, aside, enter, leave
 
 __all__ = ["install", "patched", "uninstall"]
 
@@ -38,14 +40,12 @@ __all__ = ["install", "patched", "uninstall"]
 class _Attempt:
     """An attempt that is recorded. `streams`: its body is noted as it goes out."""
 
-    __slots__ = ("exchange", "streams")
+    __slots__ = ("exchange", "sending", "streams")
 
     def __init__(self, exchange: Exchange, streams: bool) -> None:
         self.exchange = exchange
         self.streams = streams
-
-    def sending(self, chunk: bytes) -> None:
-        self.exchange.sending(chunk)
+        self.sending = exchange.sending
 
 
 _ATTEMPT = "_sftrace_attempt"
@@ -53,16 +53,19 @@ _ATTEMPT = "_sftrace_attempt"
 which not every one can be the key of a dictionary."""
 _PARAMS = "_sftrace_params"
 """Member of a protocol: how its next answer is to be parsed."""
+_NO_PARAMS: dict[str, Any] = {}
 
 
+@fails_open("recording a request", None)
 def _attempt_of(thing: Any) -> _Attempt | Asked | None:
     found = getattr(thing, "__dict__", {}).get(_ATTEMPT)
     return found if isinstance(found, (_Attempt, Asked)) else None
 
 
+@fails_open("recording an answer", _NO_PARAMS)
 def _params_of(connection: Any) -> dict[str, Any]:
     found = getattr(getattr(connection, "protocol", None), "__dict__", {}).get(_PARAMS)
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else _NO_PARAMS
 
 
 # --- drivers ----------------------------------------------------------------------------------------------------------
@@ -72,14 +75,17 @@ async def _connect(
     wrapped: Callable[..., Awaitable[Any]], connector: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     request = args[0] if args else kwargs.get("req")
-    replay = replaying.active()
-    recorder = recording.active()
+    replay = replaying._active
+    recorder = recording._active
     if (replay is None and recorder is None) or request is None or _passes(replay, request):
         return await wrapped(*args, **kwargs)
     if _is_websocket(request):
         _meet_websocket(replay, recorder, request)
-        with guard.inside():
+        token = go_inside()
+        try:
             return await wrapped(*args, **kwargs)
+        finally:
+            come_out(token)
     if replay is not None:
         asked = _asked(replay, request)
         return connected(asked, request, connector)
@@ -87,12 +93,14 @@ async def _connect(
     attempt = await _begin(recorder, request)
     if attempt is None:
         return await wrapped(*args, **kwargs)
+    token = go_inside()
     try:
-        with guard.inside():
-            return await wrapped(*args, **kwargs)
+        return await wrapped(*args, **kwargs)
     except BaseException as error:
-        attempt.exchange.failed(_as_seen(error, request, connecting=True))
+        attempt.exchange.failed(_as_seen(error, request, connecting=True) or error)
         raise
+    finally:
+        come_out(token)
 
 
 async def _send(
@@ -100,8 +108,8 @@ async def _send(
 ) -> Any:
     attempt = _attempt_of(request)
     if attempt is None:  # the request of a proxy, or a connector that connects all by itself
-        replay = replaying.active()
-        recorder = recording.active()
+        replay = replaying._active
+        recorder = recording._active
         if (replay is None and recorder is None) or _passes(replay, request) or _is_websocket(request):
             return await wrapped(*args, **kwargs)
         if replay is not None:
@@ -112,15 +120,15 @@ async def _send(
             attempt = await _begin(recorder, request)
             if attempt is None:
                 return await wrapped(*args, **kwargs)
-    token = enter(aside())  # the task that writes a body takes no slot: not every attempt comes as far as to have one
+    token = _step_aside()  # the task that writes a body takes no slot: not every attempt comes as far as to have one
     try:
         response = await wrapped(*args, **kwargs)
     except BaseException as error:
         if isinstance(attempt, _Attempt):
-            attempt.exchange.failed(_as_seen(error, request))
+            attempt.exchange.failed(_as_seen(error, request) or error)
         raise
     finally:
-        leave(token)
+        _step_back(token)
         request.__dict__.pop(_ATTEMPT, None)
     response.__dict__[_ATTEMPT] = attempt
     return response
@@ -129,19 +137,14 @@ async def _send(
 def _write_bytes(wrapped: Callable[..., Any], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     attempt = _attempt_of(request)
     if attempt is not None and attempt.streams:
-        try:
-            _tee_writer(args[0] if args else kwargs["writer"], attempt.sending)
-        except Exception as error:
-            if isinstance(attempt, Asked):
-                raise
-            attempt.exchange.recorder.fault("recording a request", error)
+        _tee_writer(args[0] if args else kwargs["writer"], attempt.sending)
     return wrapped(*args, **kwargs)
 
 
 def _set_response_params(
     wrapped: Callable[..., Any], protocol: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if replaying.active() is not None or recording.active() is not None:
+    if replaying._active is not None or recording._active is not None:
         protocol.__dict__[_PARAMS] = kwargs
     return wrapped(*args, **kwargs)
 
@@ -160,7 +163,7 @@ async def _start(
     try:
         given = await wrapped(*args, **kwargs)
     except BaseException as error:
-        attempt.exchange.failed(_as_seen(error, response))
+        attempt.exchange.failed(_as_seen(error, response) or error)
         raise
     _watch(attempt.exchange, response, decoded=params.get("auto_decompress", True))
     return given
@@ -176,10 +179,22 @@ def _close_connector(wrapped: Callable[..., Any], connector: Any, args: tuple[An
     """A connector closes: so do the bodies that come through it. A task that it makes of that takes no slot."""
     for protocol in tuple(getattr(connector, "_acquired", ())):
         _over(getattr(protocol, "_payload", None), "closed")
-    token = enter(aside())
+    token = _step_aside()
     try:
         return wrapped(*args, **kwargs)
     finally:
+        _step_back(token)
+
+
+@fails_open("following a task", None)
+def _step_aside() -> Token[Scope | None]:
+    """Tasks that are made from now on take no slot; give the result to `_step_back`."""
+    return enter(aside())
+
+
+@fails_open("following a task", None, replay_too=True)
+def _step_back(token: Token[Scope | None] | None) -> None:
+    if token is not None:
         leave(token)
 
 
@@ -197,6 +212,7 @@ def _unplugged(asked: Asked, request: Any, connection: Any) -> Any:
     return served
 
 
+@fails_open("recording a request", True)
 def _passes(replay: replaying.Active | None, request: Any) -> bool:
     """True for what is part of an exchange under way (a proxy's handshake, a transport of httpx), and an exporter's."""
     if replay is None and guard.is_inside():
@@ -204,10 +220,12 @@ def _passes(replay: replaying.Active | None, request: Any) -> bool:
     return tracing.suppressed() and sends_unseen(request.url.host, request.url.port)
 
 
+@fails_open("recording a request", False)
 def _is_websocket(request: Any) -> bool:
     return str(request.headers.get("Upgrade", "")).lower() == "websocket"
 
 
+@fails_open("noting a websocket", None)
 def _meet_websocket(replay: replaying.Active | None, recorder: Recorder | None, request: Any) -> None:
     """Note a websocket; under replay raise ReplayPolicyError, latched, unless its address is allowed."""
     host, port = str(request.url.host), request.url.port
@@ -227,16 +245,13 @@ def _meet_websocket(replay: replaying.Active | None, recorder: Recorder | None, 
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-async def _begin(recorder: Recorder, request: Any) -> _Attempt | None:
-    """Begin the exchange of an attempt, off the loop where its body is large; None if that failed."""
-    try:
-        exchange = exchange_of(recorder, _head(request))
-        exchange.place(tracing.current_ids(), tracing.http_span_id())
-        body = _known_body(request)
-        attempt = request.__dict__[_ATTEMPT] = _Attempt(exchange, body is None)
-    except Exception as error:
-        recorder.fault("recording a request", error)
-        return None
+@afails_open("recording a request", None)
+async def _begin(recorder: Recorder, request: Any) -> _Attempt:
+    """Begin the exchange of an attempt, off the loop where its body is large."""
+    exchange = exchange_of(recorder, _head(request))
+    exchange.place(tracing.current_ids(), tracing.http_span_id())
+    body = _known_body(request)
+    attempt = request.__dict__[_ATTEMPT] = _Attempt(exchange, body is None)
     if body is not None and len(body) > LARGE:
         await in_thread(exchange, functools.partial(exchange.begin, body))
     elif body is not None:
@@ -274,6 +289,7 @@ def _known_body(request: Any) -> bytes | None:
     return bytes(body) if isinstance(body, (bytes, bytearray)) else None
 
 
+@fails_open("recording a request", None)
 def _tee_writer(writer: Any, sending: Callable[[bytes], None]) -> None:
     """Note what is written to a `StreamWriter`, beside the trace configs, before it is compressed."""
     before = writer._on_chunk_sent
@@ -286,6 +302,7 @@ def _tee_writer(writer: Any, sending: Callable[[bytes], None]) -> None:
     writer._on_chunk_sent = sent
 
 
+@fails_open("recording an answer", None)
 def _as_seen(error: BaseException, of: Any, *, connecting: bool = False) -> BaseException:
     """The error that the program will see for `error` of a request or response.
 
@@ -299,6 +316,7 @@ def _as_seen(error: BaseException, of: Any, *, connecting: bool = False) -> Base
     return error
 
 
+@fails_open("recording an answer", None)
 def _watch(exchange: Exchange, response: Any, *, decoded: bool) -> None:
     """The head of an answer is here: note it, and watch the body as it is read."""
     try:
@@ -321,9 +339,9 @@ def _watch(exchange: Exchange, response: Any, *, decoded: bool) -> None:
         else:
             _watched[id(content)] = _Watch(exchange)
             content.__class__ = with_methods(_WatchedStream, type(content))
-    except Exception as error:
-        exchange.recorder.fault("recording an answer", error)
+    except Exception:
         exchange.finish("abandoned")
+        raise
 
 
 def _plain(decoded: bool, encoding: str, parts: list[bytes]) -> list[bytes] | None:
@@ -367,8 +385,9 @@ _watched: dict[int, _Watch] = {}
 """By the id of the stream, which takes its own entry away when it goes. No entry may lead to its stream."""
 
 
+@fails_open("recording an answer", None, replay_too=True)
 def _over(stream: Any, end: str, error: BaseException | None = None) -> None:
-    """Nothing more of `stream` will be read. Never raises."""
+    """Nothing more of `stream` will be read."""
     watch = _watched.pop(id(stream), None)
     if watch is None:
         return
@@ -379,13 +398,14 @@ def _over(stream: Any, end: str, error: BaseException | None = None) -> None:
     watch.exchange.finish(end, error)
 
 
+@afails_open("recording an answer", None)
 async def _settle(stream: Any, got: Any) -> None:
     """End the exchange of a stream that was read to its end, off the loop where there is much to put together.
 
     Only a read that `got` nothing waits for that: one that is cancelled meanwhile must lose no data.
     """
     watch = _watched.get(id(stream))
-    if watch is None or not stream.at_eof():
+    if watch is None:
         return
     if not watch.exchange.large:
         _over(stream, "finished")
@@ -412,7 +432,8 @@ async def _read(stream: Any, reading: Awaitable[Any]) -> Any:
         if not stream._protocol.connected:
             _over(stream, "failed", error)
         raise
-    await _settle(stream, got)
+    if stream.at_eof():
+        await _settle(stream, got)
     return got
 
 

@@ -23,6 +23,7 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.errors import SettingsError, TraceStorageError
 from sftrace_otel.instrumentation import aiohttp, httpx, openai, replaying, spawns, tracing, urllib3, websockets
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.outcomes import give_back
 from sftrace_otel.instrumentation.tools import POLICIES, Serializer
@@ -76,13 +77,17 @@ class RecordingSession:
         if self._entered:
             raise RuntimeError("a record() block cannot be entered twice")
         self._entered = True
-        if replaying.active() is not None:
+        if replaying._active is not None:
             self._token = enter(Scope())
-            return self
+        else:
+            self._begin()
+        return self
+
+    @fails_open("opening a run", None)
+    def _begin(self) -> None:
         recorder = _own_recorder()
         if recorder is not None:
             self._open(recorder)
-        return self
 
     def _open(self, recorder: Recorder) -> None:
         outer = recorder.joinable() if self.output_path is None else None
@@ -109,15 +114,21 @@ class RecordingSession:
         recorder.say(f"sftrace: {path} exists; recording to {free} (overwrite=True replaces a bundle)")
         return free
 
+    @fails_open("closing a run", False, replay_too=True)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if self._token is not None:
-            leave(self._token)
-            self._token = None
-        replay = replaying.active()
+        token, self._token = self._token, None
+        if token is not None:
+            _left(token)
+        replay = replaying._active
         if replay is not None:
             replay.failure = error
+        self._end(error)
+        return False
+
+    @fails_open("closing a run", None)
+    def _end(self, error: BaseException | None) -> None:
         if self._run is not None and not self._joined:
             recorder = self._run.recorder
             failure = None
@@ -125,21 +136,22 @@ class RecordingSession:
                 described = recorder.describe_error(error)
                 failure = (described["type"], described["message"])
             self.path = recorder.close_run(self._run, failure=failure)
-        return False
 
     async def __aenter__(self) -> RecordingSession:
         return self.__enter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
+    ) -> bool:
         return self.__exit__(kind, error, trace)
 
+    @fails_open("recording an input", None)
     def set_input(self, value: Any) -> None:
         """What the run was given; stored in `run_start` if said before the first call."""
         if self._run is not None and self._run.journal is None:
             self._run.input = self._run.recorder.prepare(value, self._serializer)
 
+    @fails_open("recording an output", None)
     def set_output(self, value: Any) -> None:
         """What the run gave; stored in `run_end`, and compared under replay. The last one counts."""
         replay = replaying.active()
@@ -148,11 +160,13 @@ class RecordingSession:
         elif self._run is not None:
             self._run.output = self._run.recorder.prepare(value, self._serializer)
 
+    @fails_open("keeping a run", None)
     def keep(self, reason: str = "") -> None:
         """Keep this run's bundle whatever OTEL_SFTRACE_KEEP says; `reason` goes into its `run.json`."""
         if self._run is not None:
             self._run.recorder.keep(self._run, reason)
 
+    @fails_open("recording an event", None)
     def record_state_change(self, *, key: str | None = None, before: Any = None, after: Any = None) -> None:
         """A change of the agent's own state, as a `state_change` event."""
         if self._run is not None:
@@ -200,8 +214,16 @@ def _own_recorder() -> Recorder | None:
             return None
         recorder = recording.acquire(settings)
     for boundary in (httpx, aiohttp, urllib3, websockets, openai, spawns):
-        boundary.install()
+        try:
+            boundary.install()
+        except Exception as error:
+            recorder.fault("putting a boundary on", error)
     return recorder
+
+
+@fails_open("leaving a run", None)
+def _left(token: Any) -> None:
+    leave(token)
 
 
 # --- the current run --------------------------------------------------------------------------------------------------
@@ -214,6 +236,7 @@ def _current_run() -> Run | None:
     return recorder.run_for(current_scope(), tracing.current_ids()[1])
 
 
+@fails_open("recording an input", None)
 def set_input(value: Any) -> None:
     """What the current run was given. Stored in `run_start` if said before the run's first call, else ignored."""
     run = _current_run()
@@ -221,6 +244,7 @@ def set_input(value: Any) -> None:
         run.input = run.recorder.prepare(value)
 
 
+@fails_open("recording an output", None)
 def set_output(value: Any) -> None:
     """What the current run gave. Stored in `run_end`; under replay compared with the recorded one."""
     replay = replaying.active()
@@ -232,6 +256,7 @@ def set_output(value: Any) -> None:
         run.output = run.recorder.prepare(value)
 
 
+@fails_open("keeping a run", None)
 def keep(reason: str = "") -> None:
     """Keep the bundle of the current run whatever OTEL_SFTRACE_KEEP says; `reason` goes into its `run.json`."""
     run = _current_run()
@@ -239,6 +264,7 @@ def keep(reason: str = "") -> None:
         run.recorder.keep(run, reason)
 
 
+@fails_open("recording an event", None)
 def record_state_change(*, key: str | None = None, before: Any = None, after: Any = None) -> None:
     """A change of the agent's own state, as a `state_change` event of the current run."""
     run = _current_run()
@@ -297,6 +323,7 @@ class _Semantic:
         tracing.end_span(span)
         return result
 
+    @fails_open("recording an LLM call", None)
     def begin(self, recorder: Recorder) -> _Described | None:
         try:
             return _Described(self, recorder)
@@ -326,6 +353,7 @@ class _Described(OpenCall):
             model=what.model,
         )
 
+    @fails_open("recording an LLM answer", None)
     def returned(self, value: Any) -> None:
         try:
             prepared = self.recorder.prepare(value, self.what.serializer)
@@ -334,6 +362,7 @@ class _Described(OpenCall):
             self.fault("recording an LLM answer", error)
         self.end_span(None)
 
+    @fails_open("recording an LLM error", None)
     def raised(self, error: BaseException) -> None:
         try:
             self.recorder.fail(self.call, error)
@@ -357,10 +386,10 @@ def llm_request(
     raises, ValueError for an empty model, and a ReplayError for a call that the recording does not hold.
     """
     what = _Semantic(model, input, provider, replay_policy, serializer)
-    replay = replaying.active()
+    replay = replaying._active
     if replay is not None:
         return what.serve(replay)  # type: ignore[no-any-return]
-    recorder = recording.active()
+    recorder = recording._active
     described = None if recorder is None else what.begin(recorder)
     if described is None:
         return call()
@@ -387,10 +416,10 @@ async def allm_request(
 ) -> T:
     """`llm_request` for a call that is awaited."""
     what = _Semantic(model, input, provider, replay_policy, serializer)
-    replay = replaying.active()
+    replay = replaying._active
     if replay is not None:
         return what.serve(replay)  # type: ignore[no-any-return]
-    recorder = recording.active()
+    recorder = recording._active
     described = None if recorder is None else what.begin(recorder)
     if described is None:
         return await call()

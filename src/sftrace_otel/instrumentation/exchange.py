@@ -15,12 +15,13 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sftrace_otel.core.mapping import dialects, http_name
 from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope, how_ended
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class Exchange:
         self._started = recorder.ticks()
         self._done = False
 
+    @fails_open("placing an exchange", None)
     def place(self, span: tuple[int, int], http_span: int) -> None:
         """Where the exchange is made: its spans, and its place in the lineage. Called where the program calls."""
         self._span = span
@@ -147,21 +149,19 @@ class Exchange:
         if self.llm is None:
             self._lineage = self._scope.place()
 
+    @fails_open("recording a request", None)
     def begin(self, body: bytes) -> None:
         """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
         self.sent = body
-        try:
-            if self.llm is None and self._bare is not None:
-                self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
-            if self.llm is not None:
-                self.call = self.llm.attempt(self.head, body)
-                self._number = self.llm.attempts - 1
-                if self.call is not None and self._http_span:
-                    self.recorder.fold(self._http_span)
-            else:
-                self.call = self._begin_http(body)
-        except Exception as error:
-            self.recorder.fault("recording a request", error)
+        if self.llm is None and self._bare is not None:
+            self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
+        if self.llm is not None:
+            self.call = self.llm.attempt(self.head, body)
+            self._number = self.llm.attempts - 1
+            if self.call is not None and self._http_span:
+                self.recorder.fold(self._http_span)
+        else:
+            self.call = self._begin_http(body)
 
     def _begin_http(self, body: bytes) -> Call | None:
         call = self.recorder.begin(
@@ -190,8 +190,10 @@ class Exchange:
         else:
             self.recorder.refer(span_id, self.call)
 
-    def sending(self, chunk: bytes) -> None:
-        """A part of a streamed request body went out."""
+    @fails_open("recording a request", None)
+    def sending(self, part: Any, encoded: Callable[[Any], bytes] = bytes) -> None:
+        """A part of a streamed request body went out; `encoded` gives its bytes."""
+        chunk = encoded(part)
         self._upload_room -= len(chunk)
         if self._upload_room < 0:
             self._cut = True
@@ -209,6 +211,7 @@ class Exchange:
             self.reader = threading.get_ident()
             self.call.run.reading.add(self)
 
+    @fails_open("recording an answer", None)
     def chunk(self, data: bytes) -> None:
         """A part of the answer's body was read by the program."""
         self._room -= len(data)
@@ -233,15 +236,18 @@ class Exchange:
         del self._raw[kept:], self._chunks[kept:]
 
     @property
+    @fails_open("recording an answer", False)
     def large(self) -> bool:
         """Whether what was read is too much to be put together on an event loop."""
         return self.recorder.settings.max_payload_bytes - self._room > LARGE
 
+    @fails_open("recording an answer", None)
     def failed(self, error: BaseException) -> None:
         """The transport raised before there was an answer."""
         self._sent_by_now()
         self.finish(how_ended(error), error)
 
+    @fails_open("recording an answer", None)
     def finish(self, end: str, error: BaseException | None = None) -> None:
         """The exchange is over: finished, failed, closed, abandoned, cancelled or cut. Only the first call counts."""
         if self._done:

@@ -18,10 +18,11 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.errors import ReplayPolicyError
 from sftrace_otel.instrumentation.tracing import suppressed
@@ -44,17 +45,27 @@ _LIMIT = 256
 _INTERNET = frozenset({2, 10, 23, 30})  # AF_INET, and AF_INET6 on Linux, Windows and macOS
 
 
+def enter() -> Token[bool]:
+    """What connects from now on does so inside a boundary; give the result to `leave`."""
+    return _inside.set(True)
+
+
+def leave(token: Token[bool]) -> None:
+    """Undo `enter`; harmless in another context."""
+    try:
+        _inside.reset(token)
+    except ValueError:
+        pass
+
+
 @contextmanager
 def inside() -> Iterator[None]:
     """What connects in this block does so inside a boundary."""
-    token = _inside.set(True)
+    token = enter()
     try:
         yield
     finally:
-        try:
-            _inside.reset(token)
-        except ValueError:
-            pass
+        leave(token)
 
 
 @contextmanager
@@ -156,10 +167,15 @@ def _hook() -> None:
 def _audit(event: str, args: tuple[object, ...]) -> None:
     if not event.startswith("socket.") or not (_noticing or _session is not None):
         return
-    if event == "socket.connect" or (event in ("socket.sendto", "socket.sendmsg") and _session is not None):
-        _connect(args[0], args[1])
-    elif event == "socket.getaddrinfo":
-        _resolve(args[0], args[1])
+    try:
+        if event == "socket.connect" or (event in ("socket.sendto", "socket.sendmsg") and _session is not None):
+            _connect(args[0], args[1])
+        elif event == "socket.getaddrinfo":
+            _resolve(args[0], args[1])
+    except Exception as error:
+        if _session is not None:  # a replay fails closed
+            raise
+        recording.fault("noticing a connection", error)
 
 
 def _resolve(host: object, port: object) -> None:

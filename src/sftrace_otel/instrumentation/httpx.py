@@ -31,6 +31,7 @@ from sftrace_otel.instrumentation.exchange import (
     call_name,
     unpacked,
 )
+from sftrace_otel.instrumentation.failopen import afails_open, fails_open
 from sftrace_otel.instrumentation.outcomes import Answer
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.instrumentation.serving import (
@@ -54,8 +55,8 @@ _busy: ContextVar[object] = ContextVar("sftrace_exchange", default=None)
 
 def _handle(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     request = args[0] if args else kwargs.get("request")
-    replay = replaying.active()
-    recorder = recording.active()
+    replay = replaying._active
+    recorder = recording._active
     if (replay is None and recorder is None) or request is None or _passes(request):
         return wrapped(*args, **kwargs)
     if replay is not None:
@@ -64,24 +65,24 @@ def _handle(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], k
     exchange = _start(recorder, request)
     if exchange is None:
         return wrapped(*args, **kwargs)
-    token = _busy.set(request)
+    tokens = _enter(request)
     try:
-        with guard.inside():
-            response = wrapped(*args, **kwargs)
+        response = wrapped(*args, **kwargs)
     except BaseException as error:
         exchange.failed(error)
         raise
     finally:
-        _reset(token)
-    return _tee(exchange, request, response, asynchronous=False)
+        _reset(tokens)
+    _tee(exchange, request, response, asynchronous=False)
+    return response
 
 
 async def _ahandle(
     wrapped: Callable[..., Awaitable[Any]], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     request = args[0] if args else kwargs.get("request")
-    replay = replaying.active()
-    recorder = recording.active()
+    replay = replaying._active
+    recorder = recording._active
     if (replay is None and recorder is None) or request is None or _passes(request):
         return await wrapped(*args, **kwargs)
     if replay is not None:
@@ -93,16 +94,16 @@ async def _ahandle(
     exchange = await _astart(recorder, request)
     if exchange is None:
         return await wrapped(*args, **kwargs)
-    token = _busy.set(request)
+    tokens = _enter(request)
     try:
-        with guard.inside():
-            response = await wrapped(*args, **kwargs)
+        response = await wrapped(*args, **kwargs)
     except BaseException as error:
         exchange.failed(error)
         raise
     finally:
-        _reset(token)
-    return _tee(exchange, request, response, asynchronous=True)
+        _reset(tokens)
+    _tee(exchange, request, response, asynchronous=True)
+    return response
 
 
 def _ahandle_entry(
@@ -111,6 +112,7 @@ def _ahandle_entry(
     return _ahandle(wrapped, instance, args, kwargs)
 
 
+@fails_open("recording a request", True)
 def _passes(request: Any) -> bool:
     """True for a request that is under way already in an outer transport, and for an exporter's own.
 
@@ -121,75 +123,77 @@ def _passes(request: Any) -> bool:
     return tracing.suppressed() and sends_unseen(request.url.host, request.url.port)
 
 
-def _reset(token: Any) -> None:
+@fails_open("entering an exchange", None)
+def _enter(request: Any) -> tuple[Any, Any] | None:
+    return _busy.set(request), guard.enter()
+
+
+@fails_open("leaving an exchange", None, replay_too=True)
+def _reset(tokens: tuple[Any, Any] | None) -> None:
+    if tokens is None:
+        return
     try:
-        _busy.reset(token)
+        _busy.reset(tokens[0])
     except ValueError:
         pass
+    guard.leave(tokens[1])
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-def _start(recorder: Recorder, request: Any) -> Exchange | None:
-    """Begin the exchange; None if that failed. Never raises."""
+@fails_open("recording a request", None)
+def _start(recorder: Recorder, request: Any) -> Exchange:
+    """Begin the exchange."""
     exchange = _made(recorder, request)
-    if exchange is not None:
-        body = _known_body(request)
-        if body is not None:
-            exchange.begin(body)
+    body = _known_body(request)
+    if body is not None:
+        exchange.begin(body)
     return exchange
 
 
-async def _astart(recorder: Recorder, request: Any) -> Exchange | None:
+@afails_open("recording a request", None)
+async def _astart(recorder: Recorder, request: Any) -> Exchange:
     """As `_start`; a large body is recorded in a thread, and the request waits for that."""
     exchange = _made(recorder, request)
-    if exchange is not None:
-        body = _known_body(request)
-        if body is not None and len(body) > LARGE:
-            await in_thread(exchange, functools.partial(exchange.begin, body))
-        elif body is not None:
-            exchange.begin(body)
+    body = _known_body(request)
+    if body is not None and len(body) > LARGE:
+        await in_thread(exchange, functools.partial(exchange.begin, body))
+    elif body is not None:
+        exchange.begin(body)
     return exchange
 
 
-def _made(recorder: Recorder, request: Any) -> Exchange | None:
-    try:
-        head = _head(request)
-        exchange = exchange_of(recorder, head)
-        if _known_body(request) is None:
-            request.stream = _tee_request(request, exchange)
-        exchange.decoder = _decoder(sys.modules.get(head.module))
-        exchange.place(tracing.current_ids(), tracing.http_span_id())
-    except Exception as error:
-        recorder.fault("recording a request", error)
-        return None
+def _made(recorder: Recorder, request: Any) -> Exchange:
+    head = _head(request)
+    exchange = exchange_of(recorder, head)
+    if _known_body(request) is None:
+        request.stream = _tee_request(request, exchange)
+    exchange.decoder = _decoder(sys.modules.get(head.module))
+    exchange.place(tracing.current_ids(), tracing.http_span_id())
     return exchange
 
 
-def _tee(exchange: Exchange, request: Any, response: Any, *, asynchronous: bool) -> Any:
-    """Watch the answer's body as it is read. Gives the same response object."""
-    try:
-        version = response.extensions.get("http_version", b"")
-        reason = response.extensions.get("reason_phrase", b"")
-        exchange.answered(
-            int(response.status_code),
-            reason.decode("ascii", "replace"),
-            version.decode("ascii", "replace") or "HTTP/1.1",
-            _pairs(response.headers),
-        )
-        exchange.late_span(tracing.traceparent_ids(request.headers.get("traceparent", "")))
-        content = getattr(response, "_content", None)
-        if content is not None:  # made in memory by the transport: nobody will read the stream
-            if content:
-                exchange.chunk(bytes(content))
-            exchange.finish("finished")
-            return response
-        kinds = _kinds(_module_of(request))
-        response.stream = (kinds.atee if asynchronous else kinds.tee)(response.stream, exchange)
-    except Exception as error:
-        exchange.recorder.fault("recording an answer", error)
-    return response
+@fails_open("recording an answer", None)
+def _tee(exchange: Exchange, request: Any, response: Any, *, asynchronous: bool) -> None:
+    """Watch the answer's body as it is read."""
+    version = response.extensions.get("http_version", b"")
+    reason = response.extensions.get("reason_phrase", b"")
+    exchange.answered(
+        int(response.status_code),
+        reason.decode("ascii", "replace"),
+        version.decode("ascii", "replace") or "HTTP/1.1",
+        _pairs(response.headers),
+    )
+    exchange.late_span(tracing.traceparent_ids(request.headers.get("traceparent", "")))
+    content = getattr(response, "_content", None)
+    if content is not None:  # made in memory by the transport: nobody will read the stream
+        if content:
+            exchange.chunk(bytes(content))
+        exchange.finish("finished")
+        return
+    kinds = _kinds(_module_of(request))
+    response.stream = (kinds.atee if asynchronous else kinds.tee)(response.stream, exchange)
 
 
 def _module_of(request: Any) -> ModuleType:
@@ -338,8 +342,11 @@ class _Tee:
         finally:
             self._exchange.finish("closed")
 
+    @fails_open("recording an answer", None, replay_too=True)
     def __del__(self) -> None:
-        self._exchange.finish("abandoned")
+        exchange = getattr(self, "_exchange", None)
+        if exchange is not None:
+            exchange.finish("abandoned")
 
 
 class _AsyncTee:
@@ -375,6 +382,7 @@ class _AsyncTee:
             raise
         await self._finish("closed")
 
+    @afails_open("recording an answer", None)
     async def _finish(self, end: str) -> None:
         exchange = self._exchange
         if exchange.large:
@@ -382,8 +390,11 @@ class _AsyncTee:
         else:
             exchange.finish(end)
 
+    @fails_open("recording an answer", None, replay_too=True)
     def __del__(self) -> None:
-        self._exchange.finish("abandoned")
+        exchange = getattr(self, "_exchange", None)
+        if exchange is not None:
+            exchange.finish("abandoned")
 
 
 # --- replaying --------------------------------------------------------------------------------------------------------
@@ -528,13 +539,19 @@ class SftraceTransport(wrapt.ObjectProxy):  # type: ignore[type-arg]
 
 def _transport_for_url(wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     transport = wrapped(*args, **kwargs)
-    if replaying.active() is None and recording.active() is None:
+    if replaying._active is None and recording._active is None:
         return transport
+    return _around(client, transport) or transport
+
+
+@fails_open("recording a transport", None)
+def _around(client: Any, transport: Any) -> Any:
+    """`transport` recorded, None where it is anyway."""
     kind = type(transport)
     if kind is SftraceTransport:
-        return transport
+        return None
     module = _base_module(client)
-    return transport if module is not None and _is_patched(module, kind) else SftraceTransport(transport)
+    return None if module is not None and _is_patched(module, kind) else SftraceTransport(transport)
 
 
 def _is_patched(module: ModuleType, kind: type) -> bool:

@@ -159,6 +159,7 @@ class LlmCall:
             self._complete(error)
         elif not self._done:
             self._done = True
+            self._last = None  # it may hold `error`, whose traceback holds the frames that hold this
             self.recorder.fail(self.call, error)
             self._finish_span(error)
 
@@ -167,6 +168,7 @@ class LlmCall:
             return
         self._done = True
         status, headers, body, end, error = self._last
+        self._last = None
         try:
             self._end_call(status, headers, body, end, raised or error)
         except Exception as fault:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import tracing
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.recorder import Call, Recorder, current_scope, enter, inner, leave
 
 if TYPE_CHECKING:
@@ -77,15 +78,21 @@ class OpenCall:
                 tracing.name_root(self.span, run.name)
         self.scope = inner(self.call, lineage, outer)
 
-    def enter(self) -> tuple[Any, Any]:
+    @fails_open("entering a call", None)
+    def enter(self) -> tuple[Any, Any] | None:
         """Make the call's span and scope current; give the result to `leave` in the same function."""
         return enter(self.scope), tracing.attached(self.span)
 
     @staticmethod
-    def leave(tokens: tuple[Any, Any]) -> None:
+    @fails_open("leaving a call", None, replay_too=True)
+    def leave(tokens: tuple[Any, Any] | None) -> None:
+        """Undo `enter`."""
+        if tokens is None:
+            return
         tracing.detach(tokens[1])
         leave(tokens[0])
 
+    @fails_open("ending a span", None, replay_too=True)
     def end_span(self, error: BaseException | None) -> None:
         """End the span; `error` is what the call raised."""
         try:

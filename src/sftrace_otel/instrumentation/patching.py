@@ -11,7 +11,6 @@ A wrapper that stays behind (somebody kept a reference) passes through, since ev
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -19,9 +18,10 @@ from typing import Any
 
 import wrapt
 
-__all__ = ["Patches"]
+from sftrace_otel import recorder as recording
+from sftrace_otel.instrumentation.failopen import fails_open
 
-_log = logging.getLogger("sftrace_otel")
+__all__ = ["Patches"]
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -40,6 +40,7 @@ class Patches:
         """Want `module.path` (for instance `HTTPTransport.handle_request`) wrapped once the module is imported."""
         self._wanted.setdefault(module, []).append((path, wrapper))
 
+    @fails_open("putting a boundary on", None)
     def install(self) -> None:
         """Wrap what is imported now; the rest when it is imported. Twice is once."""
         self._installed = True
@@ -65,7 +66,7 @@ class Patches:
             try:
                 wrapt.unwrap_object(owner, attribute, handle, missing_ok=True)
             except Exception as error:
-                _log.warning("sftrace: %s of %s stays wrapped (%s)", attribute, owner, type(error).__name__)
+                recording.fault(f"taking the boundary off {owner.__name__}.{attribute}", error)
 
     def installed(self) -> list[str]:
         """`owner.attribute` of every wrapper in place."""
@@ -87,7 +88,7 @@ class Patches:
                 handle = wrapt.wrap_function_wrapper(owner, attribute, wrapper)
                 self._handles.append((owner, attribute, handle))
             except Exception as error:  # an import must not fail because of us
-                _log.warning("sftrace: %s.%s is not recorded (%s)", name, path, type(error).__name__)
+                recording.fault(f"putting the boundary on {name}.{path}", error)
 
     def has(self, owner: Any, attribute: str) -> bool:
         """Whether a wrapper of ours is somewhere in the chain on `owner.attribute`."""

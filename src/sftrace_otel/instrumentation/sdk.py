@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -23,14 +22,12 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import current_llm
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall, attributes_of
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.recorder import current_scope
 
 __all__ = ["Sdk", "address_of"]
-
-_log = logging.getLogger("sftrace_otel")
-
 
 _under_way: ContextVar[object] = ContextVar("sftrace_sdk_options", default=None)
 """The options of the request that a boundary stands around here."""
@@ -61,7 +58,7 @@ class Sdk:
                 for kind in _wrapped_apart(getattr(module, base, None)):
                     self._patches.also(kind, "request", wrapper)
         except Exception as error:
-            _log.warning("sftrace: some clients of %s are not recorded (%s)", self._module, type(error).__name__)
+            recording.fault(f"putting the boundary on some clients of {self._module}", error)
 
     def uninstall(self) -> None:
         """Take the boundary off again."""
@@ -74,7 +71,7 @@ class Sdk:
     def _request(self, wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         boundary = self._enter(client, args, kwargs)
         if boundary is None:
-            return wrapped(*args, **kwargs) if replaying.active() is None else _carried(wrapped, args, kwargs)
+            return wrapped(*args, **kwargs) if replaying._active is None else _carried(wrapped, args, kwargs)
         try:
             result = wrapped(*args, **kwargs)
         except replaying.ReplayStop as stop:
@@ -93,7 +90,7 @@ class Sdk:
     ) -> Any:
         boundary = self._enter(client, args, kwargs)
         if boundary is None:
-            return await (wrapped(*args, **kwargs) if replaying.active() is None else _acarried(wrapped, args, kwargs))
+            return await (wrapped(*args, **kwargs) if replaying._active is None else _acarried(wrapped, args, kwargs))
         try:
             result = await wrapped(*args, **kwargs)
         except replaying.ReplayStop as stop:
@@ -112,39 +109,33 @@ class Sdk:
     ) -> Awaitable[Any]:
         return self._arequest(wrapped, client, args, kwargs)
 
+    @fails_open("recording an LLM call", None)
     def _enter(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Boundary | None:
         """A boundary if this inference call is recorded or replayed, else None. Fails open while recording."""
         replay = replaying.active()
         recorder = recording.active()
         if (replay is None and recorder is None) or tracing.suppressed():
             return None
-        try:
-            options = kwargs["options"] if "options" in kwargs else args[1]
-            if options is _under_way.get():  # the inner of two wrappers of ours, with somebody else's in between
-                return None
-            endpoint = dialects.endpoint_of(str(options.method), str(options.url))
-            provider = None if endpoint is None else self._provider(client)
-            if endpoint is None or provider is None:
-                return None
-            host, port = address_of(client)
-            body: dict[str, Any] = {}
-            for part in (options.json_data, options.extra_json):
-                body.update(part if isinstance(part, Mapping) else {})
-            attributes = attributes_of(endpoint, body, provider, host, port)
-            name = f"{endpoint.operation} {attributes.get('gen_ai.request.model', '')}".rstrip()
-            if replay is not None:
-                attributes["sftrace.replay.active"] = True
-            span = tracing.start_span(self._scope, name, tracing.CLIENT, attributes)
-            if replay is not None:
-                return _Boundary(ServedLlmCall(replay, endpoint, provider, host, span, current_scope()), options)
-            assert recorder is not None
-            return _Boundary(LlmCall(recorder, endpoint, provider, host, span, current_scope()), options)
-        except Exception as error:
-            if replay is not None:
-                raise
-            if recorder is not None:
-                recorder.fault("recording an LLM call", error)
+        options = kwargs["options"] if "options" in kwargs else args[1]
+        if options is _under_way.get():  # the inner of two wrappers of ours, with somebody else's in between
             return None
+        endpoint = dialects.endpoint_of(str(options.method), str(options.url))
+        provider = None if endpoint is None else self._provider(client)
+        if endpoint is None or provider is None:
+            return None
+        host, port = address_of(client)
+        body: dict[str, Any] = {}
+        for part in (options.json_data, options.extra_json):
+            body.update(part if isinstance(part, Mapping) else {})
+        attributes = attributes_of(endpoint, body, provider, host, port)
+        name = f"{endpoint.operation} {attributes.get('gen_ai.request.model', '')}".rstrip()
+        if replay is not None:
+            attributes["sftrace.replay.active"] = True
+        span = tracing.start_span(self._scope, name, tracing.CLIENT, attributes)
+        if replay is not None:
+            return _Boundary(ServedLlmCall(replay, endpoint, provider, host, span, current_scope()), options)
+        assert recorder is not None
+        return _Boundary(LlmCall(recorder, endpoint, provider, host, span, current_scope()), options)
 
 
 def _wrapped_apart(base: type | None) -> Iterator[type]:
@@ -198,6 +189,7 @@ class _Boundary:
         self._token = current_llm.set(call)
         self._options = _under_way.set(options)
 
+    @fails_open("leaving an LLM call", None, replay_too=True)
     def leave(self) -> None:
         try:
             current_llm.reset(self._token)
@@ -207,20 +199,19 @@ class _Boundary:
         if tracing.is_current(self.call.span):
             tracing.detach(self._span)
 
+    @fails_open("recording an LLM call", None, replay_too=True)
     def returned(self) -> None:
         self._tell(None)
 
+    @fails_open("recording an LLM call", None, replay_too=True)
     def raised(self, error: BaseException) -> None:
         self._tell(error)
 
     def _tell(self, error: BaseException | None) -> None:
-        """Pass on how the request ended. Never raises: the program gets its own result or exception."""
-        try:
-            if isinstance(self.call, ServedLlmCall):
-                self.call.ended(error)
-            elif error is None:
-                self.call.returned()
-            else:
-                self.call.raised(error)
-        except Exception as fault:
-            _log.error("sftrace: recording an LLM call failed with %s; the program goes on", type(fault).__name__)
+        """Pass on how the request ended."""
+        if isinstance(self.call, ServedLlmCall):
+            self.call.ended(error)
+        elif error is None:
+            self.call.returned()
+        else:
+            self.call.raised(error)

@@ -19,6 +19,7 @@ from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import bare, guard, replaying
 from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.exchange import Exchange, Head, call_name, current_llm, request_payload
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
 from sftrace_otel.instrumentation.outcomes import Answer, answers_of
 from sftrace_otel.recorder import Recorder, current_scope
@@ -26,7 +27,9 @@ from sftrace_otel.recorder import Recorder, current_scope
 if TYPE_CHECKING:
     from sftrace_otel.formats.sidecars import Recorded
 
-__all__ = ["Body", "exchange_of", "in_thread", "recorded_error", "sends_unseen", "served_answer"]
+__all__ = [
+    "Body", "come_out", "exchange_of", "go_inside", "in_thread", "recorded_error", "sends_unseen", "served_answer",
+]  # fmt: skip
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -44,6 +47,19 @@ def exchange_of(recorder: Recorder, head: Head) -> Exchange:
     """The exchange of a request: an attempt of the SDK's LLM call that is under way here, or a call of its own."""
     llm = current_llm.get()
     return Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None, bare.begun)
+
+
+@fails_open("entering an exchange", None)
+def go_inside() -> contextvars.Token[bool]:
+    """What connects from now on is part of an exchange; give the result to `come_out`."""
+    return guard.enter()
+
+
+@fails_open("leaving an exchange", None, replay_too=True)
+def come_out(token: contextvars.Token[bool] | None) -> None:
+    """Undo `go_inside`."""
+    if token is not None:
+        guard.leave(token)
 
 
 async def in_thread(exchange: Exchange, work: Callable[[], None]) -> None:

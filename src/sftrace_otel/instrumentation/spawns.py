@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextvars import Context, Token
 from typing import Any
 
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import guard, replaying
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.recorder import aside, enter, leave, spawn
+from sftrace_otel.recorder import Scope, aside, enter, leave, spawn
 
 __all__ = ["install", "uninstall"]
 
@@ -24,28 +26,40 @@ __all__ = ["install", "uninstall"]
 def _create_task(wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if recording._active is None and replaying._active is None:
         return wrapped(*args, **kwargs)
-    # What a client spawns to connect is not the program's: a replay connects nowhere, and later slots would shift.
-    # What is spawned to clean up after a collected object comes whenever the collector does.
-    scope = aside() if guard.is_inside() or _is_cleanup(args) else spawn()
-    context = kwargs.get("context")
-    if context is not None:
-        try:
-            context.run(enter, scope)
-        except RuntimeError:  # it is entered already: its task stays without lineage
-            pass
-        return wrapped(*args, **kwargs)
-    token = enter(scope)  # a new task copies the context it is made in; a task factory need not know of any context
+    token = _placed(args, kwargs.get("context"))
     try:
         return wrapped(*args, **kwargs)
     finally:
-        leave(token)
+        if token is not None:
+            _back(token)
+
+
+@fails_open("following a task", None)
+def _placed(args: tuple[Any, ...], context: Context | None) -> Token[Scope | None] | None:
+    """Give the task that is about to be made in `context` its scope. Without one it is made in a copy of the current
+    context (a task factory need not know of any), which has the scope until `_back` is given the token."""
+    # What a client spawns to connect is not the program's: a replay connects nowhere, and later slots would shift.
+    # What is spawned to clean up after a collected object comes whenever the collector does.
+    scope = aside() if guard.is_inside() or _is_cleanup(args) else spawn()
+    if context is None:
+        return enter(scope)
+    try:
+        context.run(enter, scope)
+    except RuntimeError:  # it is entered already: its task stays without lineage
+        pass
+    return None
+
+
+@fails_open("following a task", None)
+def _back(token: Token[Scope | None]) -> None:
+    leave(token)
 
 
 def _is_cleanup(args: tuple[Any, ...]) -> bool:
     """Whether a task closes what was garbage: an async generator, or an object by its `__del__`."""
     if args and type(args[0]).__name__ == "async_generator_athrow":
         return True
-    frame = sys._getframe(2)
+    frame = sys._getframe(4)  # above are this, `_placed`, its decorator and `_create_task`
     for _ in range(2):
         if frame.f_code.co_name == "__del__":
             return True

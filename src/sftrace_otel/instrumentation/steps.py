@@ -21,6 +21,7 @@ import msgspec
 from sftrace_otel.core.prepare import Prepared, restore
 from sftrace_otel.core.redact import Finding
 from sftrace_otel.formats import Json
+from sftrace_otel.instrumentation.failopen import fails_open
 
 __all__ = ["UNRECORDED", "Items", "Steps", "async_steps", "steps"]
 
@@ -73,10 +74,10 @@ class Items:
 class Steps(Protocol):
     """A call that is being recorded, as far as its steps need it. Nothing here raises."""
 
-    def enter(self) -> tuple[Any, Any]:
+    def enter(self) -> tuple[Any, Any] | None:
         """Make its span and scope current."""
 
-    def leave(self, tokens: tuple[Any, Any], /) -> None:
+    def leave(self, tokens: tuple[Any, Any] | None, /) -> None:
         """Put back what `enter` replaced."""
 
     def gave(self, item: object) -> None:
@@ -95,7 +96,7 @@ class _Unrecorded:
     def enter(self) -> tuple[Any, Any]:
         return (None, None)
 
-    def leave(self, tokens: tuple[Any, Any], /) -> None:
+    def leave(self, tokens: tuple[Any, Any] | None, /) -> None:
         pass
 
     def gave(self, item: object) -> None:
@@ -161,7 +162,7 @@ def async_steps(
 
     async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         record, inner = begin(args, kwargs)
-        pending: Any = _first(inner)
+        pending: Any = _first(inner) or inner.asend(None)
         while True:
             tokens = record.enter()
             try:
@@ -199,6 +200,7 @@ async def _aclose(record: Steps, inner: AsyncGenerator[Any, Any]) -> None:
     record.exhausted(end="closed")
 
 
+@fails_open("following a generator", None)
 def _first(inner: AsyncGenerator[Any, Any]) -> Any:
     """The first step of `inner`, to be awaited. The event loop does not hear of it: what it closes at its end is the
     generator around, and two that close one generator at once fail."""

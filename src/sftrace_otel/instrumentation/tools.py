@@ -27,6 +27,7 @@ import wrapt
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import replaying, tracing
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
@@ -235,6 +236,7 @@ class _Recording(OpenCall):
             policy=tool.policy,
         )
 
+    @fails_open("recording a tool result", None)
     def returned(self, value: object, awaitable: str | None = None) -> None:
         try:
             try:
@@ -248,6 +250,7 @@ class _Recording(OpenCall):
             self.fault("recording a tool result", error)
         self.end_span(None)
 
+    @fails_open("recording a tool error", None)
     def raised(self, error: BaseException, awaitable: str | None = None) -> None:
         try:
             end = "failed" if isinstance(error, asyncio.CancelledError) and not _is_cancelling() else None
@@ -271,6 +274,7 @@ class _Recording(OpenCall):
 
     # -- generators
 
+    @fails_open("recording an item of a tool", None)
     def gave(self, item: object) -> None:
         """A generator gave an item."""
         assert self.items is not None
@@ -280,6 +284,7 @@ class _Recording(OpenCall):
             self.items.cut = True
             self.fault("recording an item of a tool", error)
 
+    @fails_open("recording a tool result", None)
     def exhausted(self, value: object = None, end: str = "finished") -> None:
         """A generator returned `value`, or was closed."""
         try:
@@ -296,7 +301,8 @@ class _Recording(OpenCall):
             self.fault("recording a tool result", error)
         self.end_span(None)
 
-    def generating(self) -> _Recording:
+    @fails_open("recording a tool call", None)
+    def generating(self) -> _Recording | None:
         """The same, for a generator."""
         self.items = Items(self._prepare, self.recorder.settings.max_payload_bytes)
         return self
@@ -309,6 +315,7 @@ class _Recording(OpenCall):
 
     # -- what is awaited later
 
+    @fails_open("recording a tool result", None)
     def pending(self, result: Any) -> Any:
         """A tool that is a plain function gave something to await: the call ends when that does.
 
@@ -323,6 +330,7 @@ class _Recording(OpenCall):
             self.returned(result)
         return result
 
+    @fails_open("recording a tool result", None)
     def _settled(self, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
             self._cancelled()
@@ -340,6 +348,7 @@ class _Recording(OpenCall):
         self.end_span(error)
 
 
+@fails_open("recording a tool call", None)
 def _begin(recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Recording | None:
     try:
         return _Recording(recorder, tool, args, kwargs)
@@ -417,7 +426,7 @@ def _function(tool: Tool) -> Callable[..., Any]:
         finally:
             record.leave(tokens)
         if type(result) not in _FINAL and inspect.isawaitable(result):
-            return record.pending(result)
+            return record.pending(result) or result
         record.returned(result)
         return result
 
@@ -476,7 +485,7 @@ def _generator(tool: Tool) -> Callable[..., Any]:
         record = None if recorder is None else _begin(recorder, tool, args, kwargs)
         if record is None:
             return (yield from target(*args, **kwargs))
-        return (yield from steps(record.generating(), _made(record, target, args, kwargs)))
+        return (yield from steps(record.generating() or UNRECORDED, _made(record, target, args, kwargs)))
 
     return call
 
@@ -492,7 +501,7 @@ def _async_generator(tool: Tool) -> Callable[..., Any]:
         record = None if recorder is None else _begin(recorder, tool, args, kwargs)
         if record is None:
             return UNRECORDED, target(*args, **kwargs)
-        return record.generating(), _made(record, target, args, kwargs)
+        return record.generating() or UNRECORDED, _made(record, target, args, kwargs)
 
     return async_steps(begin)
 

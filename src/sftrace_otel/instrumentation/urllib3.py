@@ -28,10 +28,13 @@ import wrapt
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.exchange import Exchange, Head, Pairs, call_name, unpacked
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.instrumentation.serving import (
     Body,
+    come_out,
     exchange_of,
+    go_inside,
     sends_unseen,
     served_answer,
 )
@@ -51,73 +54,67 @@ _asked: ContextVar[tuple[Any, ...] | None] = ContextVar("sftrace_urlopen", defau
 
 
 def _make_request(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    replay = replaying.active()
-    recorder = recording.active()
+    replay = replaying._active
+    recorder = recording._active
     if (replay is None and recorder is None) or _passes(pool):
         return wrapped(*args, **kwargs)
-    if len(args) > 3:
-        args, kwargs = _by_name(wrapped, args, kwargs)
+    named = (args, kwargs) if len(args) <= 3 else _by_name(wrapped, args, kwargs)
+    if named is None:
+        return wrapped(*args, **kwargs)
     if replay is not None:
-        return _serve(replay, _Request(pool, args, kwargs))
+        return _serve(replay, _Request(pool, *named))
     assert recorder is not None
-    return _record(recorder, wrapped, pool, args, kwargs)
+    return _record(recorder, wrapped, pool, *named)
 
 
 def _record(
     recorder: Recorder, wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    try:
-        request = _Request(pool, args, kwargs)
-    except Exception as error:
-        recorder.fault("recording a request", error)
-        return wrapped(*args, **kwargs)
-    exchange = _start(recorder, request)
-    if exchange is None:
+    watch = _watched(recorder, pool, args, kwargs)
+    if watch is None:
         return wrapped(*args, **kwargs)
     if "body" in kwargs:
-        kwargs = {**kwargs, "body": _watched_body(request.body, exchange)}
-    conn = request.conn
-    watch = _Watch(exchange, conn)
+        kwargs = {**kwargs, "body": watch.body}
+    token = go_inside()
     try:
-        with guard.inside():
-            response = wrapped(*args, **kwargs)
+        response = wrapped(*args, **kwargs)
     except BaseException as error:
-        exchange.failed(_blamed(conn, error))
+        watch.exchange.failed(_blamed(watch.conn, error) or error)
         raise
     finally:
+        come_out(token)
         watch.end()
     if not watch.seen:
-        _watch_late(exchange, response)
+        _watch_late(watch.exchange, response)
     return response
 
 
 def _prepare_proxy(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The tunnel through a proxy. It is the attempt's only if it fails; under replay there is none."""
-    recorder = recording.active()
-    if (replaying.active() is None and recorder is None) or _passes(pool):
+    recorder = recording._active
+    if (replaying._active is None and recorder is None) or _passes(pool):
         return wrapped(*args, **kwargs)
-    if replaying.active() is not None:
+    if replaying._active is not None:
         return None
     assert recorder is not None
+    token = go_inside()
     try:
-        with guard.inside():
-            return wrapped(*args, **kwargs)
+        return wrapped(*args, **kwargs)
     except BaseException as error:
         _failed_before(recorder, pool, args[0] if args else kwargs.get("conn"), error)
         raise
+    finally:
+        come_out(token)
 
 
+@fails_open("recording a request", None)
 def _failed_before(recorder: Recorder, pool: Any, conn: Any, error: BaseException) -> None:
-    try:
-        asked = _asked.get()
-        if asked is not None:
-            method, url, body, headers = asked
-            request = _Request(pool, (conn, method, url), {"body": body, "headers": headers or pool.headers})
-            exchange = _start(recorder, request)
-            if exchange is not None:
-                exchange.failed(_blamed(conn, _timed_out(pool, conn, error)))
-    except Exception as fault:
-        recorder.fault("recording a request", fault)
+    asked = _asked.get()
+    if asked is not None:
+        method, url, body, headers = asked
+        request = _Request(pool, (conn, method, url), {"body": body, "headers": headers or pool.headers})
+        error = _timed_out(pool, conn, error)
+        _start(recorder, request).failed(_blamed(conn, error) or error)
 
 
 def _timed_out(pool: Any, conn: Any, error: BaseException) -> BaseException:
@@ -131,6 +128,7 @@ def _timed_out(pool: Any, conn: Any, error: BaseException) -> BaseException:
     return error
 
 
+@fails_open("recording an answer", None)
 def _blamed(conn: Any, error: BaseException) -> BaseException:
     """The error as `urlopen` of version 2 tells it where the proxy was not reached; only the connection knows that."""
     try:
@@ -150,7 +148,7 @@ def _http() -> Any:
 
 
 def _urlopen(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if recording.active() is None:
+    if recording._active is None:
         return wrapped(*args, **kwargs)
     given = dict(zip(("method", "url", "body", "headers"), args, strict=False))
     names = ("method", "url", "body", "headers")
@@ -164,6 +162,7 @@ def _urlopen(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwar
             pass
 
 
+@fails_open("recording a request", True)
 def _passes(pool: Any) -> bool:
     """True for what is part of another boundary's exchange, and for an exporter's own.
 
@@ -177,6 +176,7 @@ def _passes(pool: Any) -> bool:
     return sends_unseen(str(place.host), place.port)
 
 
+@fails_open("recording a request", None)
 def _by_name(
     wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -230,16 +230,20 @@ def _is_1() -> bool:
 # --- recording: the request -------------------------------------------------------------------------------------------
 
 
-def _start(recorder: Recorder, request: _Request) -> Exchange | None:
-    """Begin the exchange; None if that failed. Never raises."""
-    try:
-        exchange = exchange_of(recorder, request.head())
-        exchange.decoder = _decode
-        exchange.place(tracing.current_ids(), tracing.http_span_id())
-        body = _known_body(request.body)
-    except Exception as error:
-        recorder.fault("recording a request", error)
-        return None
+@fails_open("recording a request", None)
+def _watched(recorder: Recorder, pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Watch:
+    """Begin the exchange of a request and watch for its answer."""
+    request = _Request(pool, args, kwargs)
+    exchange = _start(recorder, request)
+    return _Watch(exchange, request.conn, _watched_body(request.body, exchange))
+
+
+def _start(recorder: Recorder, request: _Request) -> Exchange:
+    """Begin the exchange."""
+    exchange = exchange_of(recorder, request.head())
+    exchange.decoder = _decode
+    exchange.place(tracing.current_ids(), tracing.http_span_id())
+    body = _known_body(request.body)
     if body is not None:
         exchange.begin(body)
     return exchange
@@ -287,7 +291,7 @@ class _SentParts(wrapt.ObjectProxy[Any]):
                     part = next(parts)
                 except StopIteration:
                     return
-            _sending(self._self_exchange, part)
+            self._self_exchange.sending(part, _encoded)
             yield part
 
 
@@ -297,27 +301,20 @@ class _SentFile(_SentParts):
     def read(self, *args: Any, **kwargs: Any) -> Any:
         with guard.outside():
             part = self.__wrapped__.read(*args, **kwargs)
-        _sending(self._self_exchange, part)
+        self._self_exchange.sending(part, _encoded)
         return part
-
-
-def _sending(exchange: Exchange, part: Any) -> None:
-    try:
-        if part:
-            exchange.sending(_encoded(part))
-    except Exception as error:
-        exchange.recorder.fault("recording a request", error)
 
 
 # --- recording: the answer --------------------------------------------------------------------------------------------
 
 
 class _Watch:
-    """Makes a connection's next answer a watched one, until `end`."""
+    """Makes a connection's next answer a watched one, until `end`. `body`: what is to be sent."""
 
-    def __init__(self, exchange: Exchange, conn: Any) -> None:
+    def __init__(self, exchange: Exchange, conn: Any, body: Any) -> None:
         self.exchange = exchange
         self.conn = conn
+        self.body = body
         self.seen = False
         self._before = getattr(conn, "__dict__", {}).get("response_class")
         self._kind = getattr(conn, "response_class", None)
@@ -329,24 +326,23 @@ class _Watch:
 
     def _made(self, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self._kind, type)
-        response = _watched_kind(self._kind)(*args, **kwargs)
+        response = (_watched_kind(self._kind) or self._kind)(*args, **kwargs)
         response._sftrace_watch = self
         return response
 
+    @fails_open("recording an answer", None, replay_too=True)
     def end(self) -> None:
         """Leave the connection as it was."""
-        try:
-            if self._before is not None:
-                self.conn.response_class = self._before
-            elif vars(self.conn).get("response_class") == self._made:
-                del self.conn.response_class
-        except Exception as error:
-            self.exchange.recorder.fault("recording an answer", error)
+        if self._before is not None:
+            self.conn.response_class = self._before
+        elif vars(self.conn).get("response_class") == self._made:
+            del self.conn.response_class
 
 
 _watched_kinds: dict[type, type] = {}
 
 
+@fails_open("recording an answer", None)
 def _watched_kind(kind: type) -> type:
     watched = _watched_kinds.get(kind)
     if watched is None:
@@ -372,12 +368,13 @@ class _Watched(io.BufferedIOBase):
             watch.seen = True
             self._sftrace_begun(watch.exchange)
 
+    @fails_open("recording an answer", None)
     def _sftrace_begun(self, exchange: Exchange) -> None:
         response: Any = self
         self._sftrace_exchange = exchange
-        _answered(exchange, response)
         if response.chunked and response.fp is not None:
             response.fp = _Framing(response.fp, exchange)
+        _answered(exchange, response)
 
     def read(self, *args: Any, **kwargs: Any) -> bytes:
         return self._sftrace_read(super().read, args, kwargs)
@@ -479,53 +476,47 @@ class _Framing:
 
 def _answered(exchange: Exchange, response: Any) -> None:
     """The head of an answer is here: of http.client's, or of urllib3's where there is none below it."""
-    try:
-        version = {9: "HTTP/0.9", 10: "HTTP/1.0", 11: "HTTP/1.1", 20: "HTTP/2"}.get(response.version, "HTTP/1.1")
-        pairs = [[str(name).lower(), str(value)] for name, value in response.headers.items()]
-        exchange.answered(int(response.status), str(response.reason or ""), version, pairs)
-        parents = [value for name, value in exchange.head.headers if name == "traceparent"]
-        exchange.late_span(tracing.traceparent_ids(parents[0] if parents else ""))
-    except Exception as error:
-        exchange.recorder.fault("recording an answer", error)
+    version = {9: "HTTP/0.9", 10: "HTTP/1.0", 11: "HTTP/1.1", 20: "HTTP/2"}.get(response.version, "HTTP/1.1")
+    pairs = [[str(name).lower(), str(value)] for name, value in response.headers.items()]
+    exchange.answered(int(response.status), str(response.reason or ""), version, pairs)
+    parents = [value for name, value in exchange.head.headers if name == "traceparent"]
+    exchange.late_span(tracing.traceparent_ids(parents[0] if parents else ""))
 
 
+@fails_open("recording an answer", None)
 def _watch_late(exchange: Exchange, response: Any) -> None:
     """An answer that was not made by our class: some connections choose theirs late (botocore), HTTP/2 has another."""
-    try:
-        below = getattr(response, "_original_response", response)
-        if isinstance(below, _http().HTTPResponse) and below.fp is not None:
-            below.__class__ = _watched_kind(type(below))
-            below._sftrace_begun(exchange)
-            return
-        _answered(exchange, response)
-        read = (getattr(response, name, None) for name in ("_data", "_body"))
-        body = next((body for body in read if isinstance(body, bytes)), None)
-        if body:
-            exchange.decoder = lambda encoding, parts: parts  # it was unpacked as it was read ahead
-            exchange.chunk(body)
-        exchange.finish("closed" if body is None else "finished")
-    except Exception as error:
-        exchange.recorder.fault("recording an answer", error)
+    below = getattr(response, "_original_response", response)
+    if isinstance(below, _http().HTTPResponse) and below.fp is not None:
+        below.__class__ = _watched_kind(type(below)) or type(below)
+        below._sftrace_begun(exchange)
+        return
+    _answered(exchange, response)
+    read = (getattr(response, name, None) for name in ("_data", "_body"))
+    body = next((body for body in read if isinstance(body, bytes)), None)
+    if body:
+        exchange.decoder = lambda encoding, parts: parts  # it was unpacked as it was read ahead
+        exchange.chunk(body)
+    exchange.finish("closed" if body is None else "finished")
 
 
+@fails_open("recording an answer", None)
 def _ended(exchange: Exchange, response: Any, framing: _Framing | None, *, closed: bool = False) -> None:
     """The answer is closed: because its end was reached, because the server ended it early, or by the program."""
-    try:
-        if response.chunked is True:
-            if not closed or (framing is not None and framing.ended):
-                exchange.finish("finished")
-            elif framing is not None and framing.cut:
-                exchange.finish("failed", _http().IncompleteRead(b""))
-        elif response.length:
-            if not closed:
-                exchange.finish("failed", _http().IncompleteRead(b"", response.length))
-        elif response.length == 0 or not closed:
+    if response.chunked is True:
+        if not closed or (framing is not None and framing.ended):
             exchange.finish("finished")
-        exchange.finish("closed")  # counts where none of the above did
-    except Exception as error:
-        exchange.recorder.fault("recording an answer", error)
+        elif framing is not None and framing.cut:
+            exchange.finish("failed", _http().IncompleteRead(b""))
+    elif response.length:
+        if not closed:
+            exchange.finish("failed", _http().IncompleteRead(b"", response.length))
+    elif response.length == 0 or not closed:
+        exchange.finish("finished")
+    exchange.finish("closed")  # counts where none of the above did
 
 
+@fails_open("recording an answer", None)
 def _broken(exchange: Exchange, error: BaseException, content: bool) -> None:
     """A read failed. What had arrived is in the error, if anywhere."""
     partial = getattr(error, "partial", None)

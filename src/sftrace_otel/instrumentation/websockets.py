@@ -13,17 +13,22 @@ from typing import Any
 
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import replaying
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.patching import Patches
+from sftrace_otel.recorder import Recorder
 
 __all__ = ["install", "patched", "uninstall"]
 
 
 def _made(wrapped: Callable[..., Any], protocol: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    uri = args[0] if args else kwargs.get("uri", kwargs.get("wsuri"))
-    recorder = recording.active()
-    if recorder is not None and replaying.active() is None:
-        recorder.websocket(str(getattr(uri, "host", "an unknown host")))
+    if recording._active is not None and replaying._active is None:
+        _note(recording._active, args[0] if args else kwargs.get("uri", kwargs.get("wsuri")))
     return wrapped(*args, **kwargs)
+
+
+@fails_open("noting a websocket", None)
+def _note(recorder: Recorder, uri: object) -> None:
+    recorder.websocket(str(getattr(uri, "host", "an unknown host")))
 
 
 _patches = Patches("websockets")

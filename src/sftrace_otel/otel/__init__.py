@@ -7,7 +7,7 @@ before it is used, so that reading bundles needs no SDK.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["instrument", "uninstrument"]
 
@@ -27,12 +27,14 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
     )
     from sftrace_otel.otel.provider import attach, watch
 
-    HttpInstrumentor().instrument()
-    OpenAIInstrumentor().instrument()
-    AnthropicInstrumentor().instrument()
-    ToolsInstrumentor().instrument(tools=tools)
-    watch()
-    attach()
+    _each(
+        lambda: HttpInstrumentor().instrument(),
+        lambda: OpenAIInstrumentor().instrument(),
+        lambda: AnthropicInstrumentor().instrument(),
+        lambda: ToolsInstrumentor().instrument(tools=tools),
+        watch,
+        attach,
+    )
 
 
 def uninstrument() -> None:
@@ -45,6 +47,24 @@ def uninstrument() -> None:
     )
     from sftrace_otel.otel.provider import detach
 
-    for boundary in (ToolsInstrumentor, AnthropicInstrumentor, OpenAIInstrumentor, HttpInstrumentor):
-        boundary().uninstrument()
-    detach()
+    _each(
+        lambda: ToolsInstrumentor().uninstrument(),
+        lambda: AnthropicInstrumentor().uninstrument(),
+        lambda: OpenAIInstrumentor().uninstrument(),
+        lambda: HttpInstrumentor().uninstrument(),
+        detach,
+    )
+
+
+def _each(*steps: Callable[[], object]) -> None:
+    """One that fails is logged and leaves the others to their work; wrong arguments are the program's to see."""
+    from sftrace_otel import recorder
+    from sftrace_otel.errors import SettingsError
+
+    for step in steps:
+        try:
+            step()
+        except SettingsError:
+            raise
+        except Exception as error:
+            recorder.fault("instrumenting", error)

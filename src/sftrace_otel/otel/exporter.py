@@ -16,6 +16,7 @@ from typing import Any
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.otel.opening import Holder
 
 __all__ = ["SftraceExporter"]
@@ -35,6 +36,7 @@ class SftraceExporter(SpanExporter):
         """Spans that came after `shutdown`."""
         self.holder = Holder({"dir": None if dir is None else fspath(dir), **settings}, exporter=self)
 
+    @fails_open("recording a span", SpanExportResult.FAILURE, replay_too=True)
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Take ended spans, children before parents. FAILURE where one could not be taken, or after `shutdown`."""
         intake = self.holder.intake
@@ -50,6 +52,7 @@ class SftraceExporter(SpanExporter):
         """True: every span is handed over when `export` returns."""
         return True
 
+    @fails_open("closing the recording", None, replay_too=True)
     def shutdown(self) -> None:
         """Close the open runs if nobody else records to the same destination. Twice is once."""
         self.holder.release()

@@ -19,6 +19,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -230,7 +231,7 @@ class SpanIntake:
         try:
             run = self._usable(self.recorder.span_run(span_id))
             recorded = self.recorder.span_reference(span_id, record.scope_name or "") or is_reference(record)
-            call = map_content(record)
+            call = map_content(record, partial(self.recorder.fault, "reading a span", run=run))
             if call is not None and self._told_already(record, call):
                 call = None
             self._remember(record, call, recorded, run)

@@ -60,9 +60,17 @@ class Holder:
     """
 
     def __init__(self, keywords: Mapping[str, Any], *, exporter: object | None = None) -> None:
-        settings = read_settings(keywords)
         self.intake: SpanIntake | None = None
         self._released = False
+        try:
+            self._open(keywords, exporter)
+        except SettingsError:
+            raise
+        except Exception as error:
+            recording.fault("opening the recording", error)
+
+    def _open(self, keywords: Mapping[str, Any], exporter: object | None) -> None:
+        settings = read_settings(keywords)
         if settings is None or settings.capture == "off" or settings.replay or sdk_disabled(os.environ):
             return
         recorder = recording.acquire(settings)

@@ -13,6 +13,7 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
+from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.otel.exporter import SftraceExporter
 from sftrace_otel.otel.opening import Holder
 
@@ -35,16 +36,19 @@ class SftraceSpanProcessor(SpanProcessor):
         self.exporter = exporter
         self.holder = exporter.holder if exporter is not None else Holder(settings)
 
+    @fails_open("following a span", None, replay_too=True)
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Follow the span; a local root gets the attribute `sftrace.bundle`."""
         if self.holder.open and self.holder.intake is not None:
             self.holder.intake.started(span)
 
+    @fails_open("recording a span", None, replay_too=True)
     def on_end(self, span: ReadableSpan) -> None:
         """Record the span now."""
         if self.holder.open and self.holder.intake is not None:
             self.holder.intake.ended(span)
 
+    @fails_open("closing the recording", None, replay_too=True)
     def shutdown(self) -> None:
         """Close the open runs if nobody else records to the same destination. Twice is once."""
         self.holder.release()

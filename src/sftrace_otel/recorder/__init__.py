@@ -31,7 +31,8 @@ from sftrace_otel.settings import Settings
 
 __all__ = [
     "UNPLACED", "Answered", "Call", "Recorder", "Run", "Scope", "acquire", "active", "aside", "close_all",
-    "current_scope", "enter", "entered", "how_ended", "inner", "leave", "load_policy", "release", "restart_lineage",
+    "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave", "load_policy", "release",
+    "restart_lineage",
     "spawn",
 ]  # fmt: skip
 
@@ -40,11 +41,31 @@ _log = logging.getLogger("sftrace_otel")
 _recorders: dict[Path, Recorder] = {}
 _active: Recorder | None = None
 _registry = threading.Lock()
+_said: set[str] = set()
 
 
 def active() -> Recorder | None:
     """The recorder that boundaries hand their calls to, None when nothing records."""
     return _active
+
+
+def fault(what: str, error: BaseException) -> None:
+    """Count a loss on the run around, or log it where nothing records; once for each place and class of error.
+
+    Never raises.
+    """
+    try:
+        kind = type(error).__name__
+        key = f"{what}:{kind}"
+        if _active is not None:
+            if key in _said:
+                _active.told(key)
+            _active.fault(what, error)
+        elif key not in _said:
+            _said.add(key)
+            _log.error("sftrace: %s failed with %s; the program goes on", what, kind)
+    except Exception:
+        pass
 
 
 def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Recorder:
@@ -76,7 +97,10 @@ def release() -> None:
 def close_all() -> None:
     """End every open run of this process."""
     for recorder in list(_recorders.values()):
-        recorder.close()
+        try:
+            recorder.close()
+        except Exception as error:
+            recorder.fault("closing the recording", error)
 
 
 def load_policy(settings: Settings) -> RedactionPolicy:

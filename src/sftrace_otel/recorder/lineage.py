@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
@@ -41,19 +42,23 @@ class Scope:
         self.run = run
         self.count = 0
         self._owner = 0
-        self._task: object = None
+        self._task: Callable[[], object] | None = None
 
     def slot(self) -> int | None:
         """Take the next slot; None where this thread or task is not the scope's own."""
         me = threading.get_ident()
         task = current_task()
         if self._owner == 0:
-            self._owner, self._task = me, task
-        elif self._owner != me or self._task is not task:
+            # a task holds its context, which holds the scope: held in turn it would outlive its end until the next gc
+            self._owner, self._task = me, None if task is None else weakref.ref(task)
+        elif self._owner != me or (self._task is not None if task is None else self._is_not(task)):
             return None
         count = self.count
         self.count = count + 1
         return count
+
+    def _is_not(self, task: object) -> bool:
+        return self._task is None or self._task() is not task
 
     def place(self) -> str | None:
         """The lineage of a call that starts now."""

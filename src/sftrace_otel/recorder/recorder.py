@@ -127,8 +127,14 @@ class Recorder:
 
     def fault(self, what: str, error: BaseException, run: Run | None = None) -> None:
         """Count a loss; log it once for each place and class of error, never its message, which may hold a secret."""
-        if run is None and self._process is not None and not self._process.closed:
-            run = self._process
+        if run is None:
+            try:
+                here = current_scope().run
+            except Exception:  # what is to be told may be that
+                here = None
+            run = here if here is not None and here.recorder is self and not here.closed else self._process
+        if run is not None and run.closed:
+            run = None
         if run is not None:
             run.lost(what)
         else:
@@ -139,6 +145,10 @@ class Recorder:
         if key not in self._reported:
             self._reported.add(key)
             _written(lambda: _log.error("sftrace: %s failed with %s; the program goes on", what, _kind_of(error)))
+
+    def told(self, key: str) -> None:
+        """A fault (`what:class`) was logged before this recorder was there."""
+        self._reported.add(key)
 
     def no_room(self, folder: Path, error: BaseException) -> None:
         """Have it said, once for a folder, that nothing can be recorded into it."""
@@ -337,8 +347,8 @@ class Recorder:
         calls known afterwards. None when it could not be recorded."""
         if _noticing.get():
             return None
-        run = run or self.run_for(scope, span[1] if span else 0)
         try:
+            run = run or self.run_for(scope, span[1] if span else 0)
             payload = prepared if self.has_content else NULL
             clean, redactions = self._name(name, payload)
             trace = f"{span[0]:032x}" if span and span[0] else None

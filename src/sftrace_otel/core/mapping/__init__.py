@@ -76,23 +76,30 @@ def map_span(record: SpanRecord) -> MappedCall | None:
     return None if is_reference(record) else map_content(record)
 
 
-def map_content(record: SpanRecord) -> MappedCall | None:
-    """As `map_span`, also for a span that refers to a recorded call: what the span itself says of it."""
+def map_content(record: SpanRecord, failed: Callable[[Exception], None] | None = None) -> MappedCall | None:
+    """As `map_span`, also for a span that refers to a recorded call: what the span itself says of it.
+
+    `failed` is told why a dialect that recognised its span could not read it.
+    """
     if _SIGNS.isdisjoint(record.attributes) or is_pending(record.attributes) or is_begun_stream(record):
         return None
     attributes = Attributes(record.attributes)
     for signs, dialect in _DIALECTS:
         if signs.isdisjoint(record.attributes):
             continue
-        call = _tried(dialect, record, attributes)
+        call = _tried(dialect, record, attributes, failed)
         if call is not None:
             return call
     return None
 
 
-def _tried(dialect: _Dialect, record: SpanRecord, attributes: Attributes) -> MappedCall | None:
+def _tried(
+    dialect: _Dialect, record: SpanRecord, attributes: Attributes, failed: Callable[[Exception], None] | None
+) -> MappedCall | None:
     # Attributes are other people's data: one that has an unforeseen shape must not cost the other spans.
     try:
         return dialect(record, attributes)
-    except Exception:
+    except Exception as error:
+        if failed is not None:
+            failed(error)
         return None
