@@ -9,8 +9,10 @@ matching then does without. Rejected: numbering tasks by their first call, which
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextvars import Context, Token
+from types import FrameType
 from typing import Any
 
 from sftrace_otel import recorder as recording
@@ -38,7 +40,7 @@ def _placed(context: Context | None) -> Token[Scope | None] | None:
     """Give the task that is about to be made in `context` its scope. Without one it is made in a copy of the current
     context (a task factory need not know of any), which has the scope until `_back` is given the token."""
     # What a client spawns to connect is not the program's: a replay connects nowhere, and later slots would shift.
-    scope = aside() if guard.is_inside() else spawn()
+    scope = aside() if guard.is_inside() or _is_finalizer() else spawn()
     if context is None:
         return enter(scope)
     try:
@@ -46,6 +48,18 @@ def _placed(context: Context | None) -> Token[Scope | None] | None:
     except RuntimeError:  # it is entered already: its task stays without lineage
         pass
     return None
+
+
+def _is_finalizer() -> bool:
+    """Whether a `__del__` spawns: openai's clients close themselves so, whenever the garbage collector comes along."""
+    frame: FrameType | None = sys._getframe(3)  # the wrapper of ours that the spawn came to
+    for _ in range(4):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @fails_open("following a task", None)
