@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The suites of the clients themselves: every test that passes without us passes with us.
 
-The source distributions of `openai`, `anthropic` and `httpx` hold their tests. They are run twice at the same time, in
+The source distributions of `openai`, `anthropic` and `httpx` hold their tests. They are run twice, in
 a venv of their own (`.host-suites/`, built once, pins in `constraints.txt`), without us and with every boundary on and
 a recorder active (`sftrace_hosts.py`); the API that two of them want beside them is `api_server.py`.
 
@@ -14,13 +14,16 @@ packages it skips.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +56,39 @@ class Suite:
     share: int
     options: tuple[str, ...]
     least: int
+    port: int = 0
+    """The port that its own server takes: then its runs follow each other, else they are made at the same time."""
 
 
 SDK = (
-    "tests/test_client.py", "tests/test_streaming.py", "tests/test_response.py", "tests/test_legacy_response.py",
-    "tests/api_resources",
+    "tests/test_client.py", "tests/test_streaming.py", "tests/test_response.py", "tests/api_resources",
 )  # fmt: skip
 SUITES = (
-    Suite("httpx", "0.28.1", ("tests",), 1, ("-p", "no:asyncio"), 1300),
+    Suite("httpx", "0.28.1", ("tests",), 1, ("-p", "no:asyncio"), 1300, port=8000),
     Suite(
         "openai", "3.57.0",
-        (*SDK, "tests/test_httpx_compat.py", "tests/test_sse_framing.py", "tests/test_stream_mode.py",
+        (*SDK, "tests/test_legacy_response.py", "tests/test_httpx_compat.py", "tests/test_sse_framing.py",
+         "tests/test_stream_mode.py",
          "tests/test_debug_logging.py", "tests/lib/chat", "tests/lib/responses"),
         24, (), 1000,
     ),
     Suite(
-        "anthropic", "2.14.0", (*SDK, "tests/test_middleware.py", "tests/lib/streaming", "tests/lib/tools"), 24, (), 400
+        "anthropic", "2.14.0", (*SDK, "tests/test_middleware.py", "tests/lib/streaming", "tests/lib/tools"),
+        24, ("-p", "tests._alias_httpx"), 400,
     ),
 )  # fmt: skip
+
+
+SECONDS = 600
+"""After that a run counts as hanging."""
+
+
+def api_server() -> Any:
+    spec = importlib.util.spec_from_file_location("hosts_api_server", HERE / "api_server.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.ApiServer()
 
 
 def pip(*arguments: str) -> None:
@@ -106,12 +124,13 @@ def unpacked(suite: Suite) -> Path:
     return folder
 
 
-def start(python: Path, suite: Suite, folder: Path, out: Path, url: str, record: Path | None) -> Any:
+@contextlib.contextmanager
+def started(python: Path, suite: Suite, out: Path, url: str, record: Path | None) -> Iterator[Callable[[], Any]]:
+    """The suite, running, and ended with the block. What is given waits for it and gives what the plugin wrote."""
     keep = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     env = {
         **keep,
         "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT / "src")]),
-        "PYTHONDONTWRITEBYTECODE": "" if record is None else "1",
         "TEST_API_BASE_URL": url,
         "SFTRACE_HOSTS_OUT": str(out),
         "SFTRACE_HOSTS_SHARE": str(suite.share),
@@ -121,46 +140,67 @@ def start(python: Path, suite: Suite, folder: Path, out: Path, url: str, record:
         str(python), "-m", "pytest", "-q", "--tb=line", "-p", "sftrace_hosts", "-p", "no:cacheprovider",
         "-o", "addopts=", "--continue-on-collection-errors", *suite.options, *suite.paths,
     ]  # fmt: skip
-    log = out.with_suffix(".log").open("w")
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT)
+    log = out.with_suffix(".log")
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, cwd=unpacked(suite), env=env, stdout=stream, stderr=subprocess.STDOUT)
+
+    def ended() -> Any:
+        process.wait(SECONDS)
+        assert out.exists(), log.read_text()[-3000:]
+        return json.loads(out.read_text())
+
+    try:
+        yield ended
+    finally:
+        process.kill()
+        process.wait()
 
 
-def one(python: Path, suite: Suite, folder: Path, out: Path, url: str, record: Path, test: str) -> str:
+def both(python: Path, suite: Suite, folder: Path, url: str) -> tuple[Any, Any]:
+    """What came of the suite without us and with us."""
+    traces = folder / "traces"
+    with started(python, suite, folder / "without.json", url, None) as first:
+        early = first() if suite.port else None
+        with started(python, suite, folder / "with.json", url, traces) as second:
+            return early or first(), second()
+
+
+def alone(python: Path, suite: Suite, folder: Path, url: str, test: str) -> str:
     """The outcome of one test by itself, with us."""
-    alone = Suite(suite.name, suite.version, (test,), 1, suite.options, 0)
-    start(python, alone, folder, out, url, record).wait(120)
-    found: dict[str, str] = json.loads(out.read_text())["outcomes"]
-    return found.get(test, "missing")
+    one = replace(suite, paths=(test,), share=1)
+    out = folder / "again.json"
+    out.unlink(missing_ok=True)
+    with started(python, one, out, url, folder / "traces") as ended:
+        return str(ended()["outcomes"].get(test, "missing"))
+
+
+def taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
 def test_what_passes_without_us_passes_with_us(
     suite: Suite, python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = unpacked(suite)
-    spec = importlib.util.spec_from_file_location("hosts_api_server", HERE / "api_server.py")
-    assert spec is not None and spec.loader is not None
-    api = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(api)
-    traces = tmp_path / "traces"
-    with api.ApiServer() as server:
-        runs = [
-            start(python, suite, folder, tmp_path / "without.json", server.url, None),
-            start(python, suite, folder, tmp_path / "with.json", server.url, traces),
-        ]
-        for process in runs:
-            process.wait(900)
-        for name in ("without", "with"):
-            assert (tmp_path / f"{name}.json").exists(), (tmp_path / f"{name}.log").read_text()[-3000:]
-        without, with_us = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("without", "with"))
+    unpacked(suite)
+    if suite.port and taken(suite.port):
+        pytest.skip(f"the suite of {suite.name} needs port {suite.port}, which another program has")
+    with api_server() as server:
+        without, with_us = both(python, suite, tmp_path, server.url)
         passed = sorted(test for test, outcome in without["outcomes"].items() if outcome == "passed")
         suspects = [test for test in passed if with_us["outcomes"].get(test) != "passed"]
-        # a suite has tests that go by the clock; one that passes by itself was such a one
+        # a suite has tests that go by the clock: those that pass by themselves with us were such ones
         lost = [
             test
-            for test in suspects[:20]
-            if one(python, suite, folder, tmp_path / "again.json", server.url, traces, test) != "passed"
-        ] + suspects[20:]
+            for test in suspects
+            if len(suspects) > 20 or alone(python, suite, tmp_path, server.url, test) != "passed"
+        ]
     with capsys.disabled():
         total, calls = len(without["outcomes"]), with_us["calls"]
         print(f"\n{suite.name} {suite.version}: {len(passed)} of {total} tests pass without us, {calls} calls recorded")

@@ -180,6 +180,36 @@ def test_a_connection_made_takes_no_place_in_the_lineage(
     assert frozen(lambda: asyncio.run(run(0.1, 0))) == want
 
 
+def test_a_task_that_a_finalizer_spawns_takes_no_place_in_the_lineage(
+    recorded: Run, frozen: Run, openai_server: Any, server_module: Any
+) -> None:
+    numbers = iter(range(10))
+    openai_server.answer = lambda body: server_module.text(f"answer {next(numbers)}")
+
+    async def nothing() -> None:
+        pass
+
+    class Leaves:
+        def __del__(self) -> None:
+            asyncio.get_running_loop().create_task(nothing())
+
+    async def one(client: Any, wait: float) -> Any:
+        await asyncio.sleep(wait)
+        done = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "same"}])
+        return done.choices[0].message.content
+
+    async def run(collected: bool, first: float, second: float) -> list[Any]:
+        left = Leaves()
+        if collected:
+            del left
+        async with AsyncOpenAI(base_url=openai_server.base_url, api_key="k", max_retries=0) as client:
+            return await asyncio.gather(one(client, first), one(client, second))
+
+    want = recorded(lambda: asyncio.run(run(True, 0, 0.1)))
+    openai_server.stop()
+    assert frozen(lambda: asyncio.run(run(False, 0.1, 0))) == want
+
+
 def test_a_task_factory_of_the_programs_own_works(recorded: Run, openai_server: Any) -> None:
     made: list[Any] = []
 

@@ -115,6 +115,6 @@ def _as_http(replay: replaying.Active, head: Head, body: bytes, lineage: str | N
     """The request as an HTTP call, where the recording holds one of an endpoint like its own."""
     if not replay.holds_bare:
         return None
-    prepared = replay.prepare(request_payload(head, body))
+    prepared = replay.prepare(request_payload(head, body, replay.policy))
     name = call_name(head, replay.policy)
     return LiveCall(kind="http", name=name, payload=prepared.value, lineage=lineage, digest=prepared.digest)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sftrace_otel.core.mapping import dialects, http_name
-from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.core.redact import MARK, RedactionPolicy
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope, how_ended
 
@@ -39,7 +40,16 @@ LARGE = 64 * 1024
 
 
 BEGINNING = 1024 * 1024
-"""Bytes that are kept of an answer that is longer than MAX_PAYLOAD_BYTES."""
+"""Bytes that are kept of an answer that is longer than MAX_PAYLOAD_BYTES, and of a request longer than `LARGEST`."""
+
+LARGEST = 16 * 1024 * 1024
+"""Bytes of a request's body beyond which it is recorded and matched by its beginning, its size and its digest."""
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+_ATTRIBUTE = re.compile(
+    r"\s*(?:(?:Secure|HttpOnly|Partitioned)|(?:Path|Domain|Max-Age|SameSite|Priority)=[^,;]{0,200}|Expires=[\w ,:+-]{0,40})\s*",
+    re.IGNORECASE,
+)
 
 
 class Head:
@@ -67,10 +77,16 @@ def call_name(head: Head, policy: RedactionPolicy) -> str:
     return http_name(head.method, policy.redact_url(head.url))
 
 
-def body_value(data: bytes | None, media: str) -> object:
-    """A body as a value: JSON if it parses, else text, else `{"base64": …}`."""
+def body_value(data: bytes | None, media: str, policy: RedactionPolicy | None = None) -> object:
+    """A body as a value: JSON if it parses, else text, else `{"base64": …}`, of which `policy` hides what it can read.
+
+    Of one beyond `LARGEST` the beginning, with size and SHA-256 of the whole.
+    """
     if not data:
         return None
+    if len(data) > LARGEST:
+        beginning = body_value(data[:BEGINNING], media, policy)
+        return {"beginning": beginning, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     if not media.startswith("text/event-stream"):
         try:
             return msgspec.json.decode(data)
@@ -79,22 +95,24 @@ def body_value(data: bytes | None, media: str) -> object:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode("ascii")}
+        clean = data if policy is None else policy.redact_bytes(data)
+        return MARK if clean == MARK.encode() else {"base64": base64.b64encode(clean).decode("ascii")}
 
 
-def request_payload(head: Head, body: bytes | None) -> dict[str, object]:
+def request_payload(head: Head, body: bytes | None, policy: RedactionPolicy) -> dict[str, object]:
     """The input of an HTTP call."""
     return {
         "method": head.method,
         "url": head.url,
         "headers": head.headers,
-        "body": body_value(body, head.media()),
+        "body": body_value(body, head.media(), policy),
     }
 
 
-def answer_payload(status: int, headers: Pairs, body: bytes | None) -> dict[str, object]:
+def answer_payload(status: int, headers: Pairs, body: bytes | None, policy: RedactionPolicy) -> dict[str, object]:
     """The output of an HTTP call."""
-    return {"status_code": status, "headers": headers, "body": body_value(body, header(headers, "content-type"))}
+    value = body_value(body, header(headers, "content-type"), policy)
+    return {"status_code": status, "headers": headers, "body": value}
 
 
 class Exchange:
@@ -153,7 +171,9 @@ class Exchange:
     def begin(self, body: bytes) -> None:
         """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
         self.sent = body
-        if self.llm is None and self._bare is not None:
+        if len(body) > min(LARGEST, self._upload_room):  # what is beyond is the program's, and is not kept
+            self.sent, self._cut = body[:BEGINNING], True
+        if self.llm is None and self._bare is not None and len(body) <= LARGEST:
             self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
         if self.llm is not None:
             self.call = self.llm.attempt(self.head, body)
@@ -167,7 +187,7 @@ class Exchange:
         call = self.recorder.begin(
             "http",
             call_name(self.head, self.recorder.policy),
-            self.recorder.prepare(request_payload(self.head, body)),
+            self.recorder.prepare(request_payload(self.head, body, self.recorder.policy)),
             scope=self._scope,
             lineage=self._lineage,
             span=self._span,
@@ -284,7 +304,7 @@ class Exchange:
             if error is not None:
                 self.recorder.fail(self.call, error, end=end, extra=extra)
         else:
-            payload = self.recorder.prepare(answer_payload(self._status, self.headers, body))
+            payload = self.recorder.prepare(answer_payload(self._status, self.headers, body, self.recorder.policy))
             described = self.recorder.describe_error(error) if error is not None else None
             status = "error" if described else "ok"
             self.recorder.end(self.call, payload, end=end, status=status, error=described, extra=extra)
@@ -374,19 +394,24 @@ def _redacted(policy: RedactionPolicy, headers: Pairs) -> Pairs:
     """Headers without secrets; a cookie keeps its name and attributes, so that a client can parse it again."""
     plain = policy.redact_headers([(name, value) for name, value in headers])
     return [
-        [name, _cookie(headers[at][1]) if name == "set-cookie" else value] for at, (name, value) in enumerate(plain)
+        [name, _cookie(policy, headers[at][1]) if name == "set-cookie" else value]
+        for at, (name, value) in enumerate(plain)
     ]
 
 
-def _cookie(value: str) -> str:
-    pair, separator, attributes = value.partition(";")
+def _cookie(policy: RedactionPolicy, value: str) -> str:
+    """A cookie's name and the attributes that RFC 6265 and its successors name, as far as they are plain."""
+    pair, *attributes = value.split(";")
     name, equals, _ = pair.partition("=")
-    return f"{name}{equals}[REDACTED]{separator}{attributes}" if equals else "[REDACTED]"
+    if not equals or not _TOKEN.fullmatch(name):
+        return MARK
+    kept = [one for one in attributes if _ATTRIBUTE.fullmatch(one) and policy.redact_url(one) == one]
+    return ";".join([f"{name}{equals}{MARK}", *kept])
 
 
 def unpacked(encoding: str, parts: list[bytes]) -> list[bytes] | None:
     """gzip and deflate with the standard library; others need the client's own decoder."""
-    if encoding not in ("gzip", "x-gzip", "deflate"):
+    if encoding not in ("gzip", "deflate"):
         return None
     decoder = zlib.decompressobj(wbits=47)
     try:

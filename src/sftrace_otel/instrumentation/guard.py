@@ -26,6 +26,7 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.errors import ReplayPolicyError
 from sftrace_otel.instrumentation.tracing import suppressed
+from sftrace_otel.recorder.lineage import current_task
 
 if TYPE_CHECKING:
     from sftrace_otel.core.session import Session
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["connections", "inside", "let_connections", "notice_connections", "stop_connections"]
 
 _inside: ContextVar[bool] = ContextVar("sftrace_inside", default=False)
+_where: ContextVar[int] = ContextVar("sftrace_inside_where", default=0)
+"""The task or thread that went inside."""
 _hooked = False
 _noticing = False
 _session: Session | None = None
@@ -47,6 +50,7 @@ _INTERNET = frozenset({2, 10, 23, 30})  # AF_INET, and AF_INET6 on Linux, Window
 
 def enter() -> Token[bool]:
     """What connects from now on does so inside a boundary; give the result to `leave`."""
+    _where.set(_here())
     return _inside.set(True)
 
 
@@ -82,8 +86,17 @@ def outside() -> Iterator[None]:
 
 
 def is_inside() -> bool:
-    """Whether a boundary's transport is at work here."""
-    return _inside.get()
+    """Whether a boundary's transport is at work here: in this very task or thread.
+
+    A task that was started there has the same context and a life of its own (what an ASGI application does in the
+    background): its calls are calls, its connections are the transport's.
+    """
+    return _inside.get() and _where.get() == _here()
+
+
+def _here() -> int:
+    task = current_task()
+    return threading.get_ident() if task is None else id(task)
 
 
 def notice_connections() -> None:

@@ -114,11 +114,11 @@ def _ahandle_entry(
 
 @fails_open("recording a request", True)
 def _passes(request: Any) -> bool:
-    """True for a request that is under way already in an outer transport, and for an exporter's own.
+    """True for a request that is under way already in an outer transport or that this makes, and for an exporter's own.
 
     Under replay only for one that goes to an allowed address: anything may set the suppression key.
     """
-    if _busy.get() is request:
+    if _busy.get() is request or (replaying._active is None and guard.is_inside()):
         return True
     return tracing.suppressed() and sends_unseen(request.url.host, request.url.port)
 
@@ -380,7 +380,7 @@ class _AsyncTee:
         except BaseException:
             self._exchange.finish("closed")
             raise
-        await self._finish("closed")
+        self._exchange.finish("closed")  # not in a thread: to wait would be a place to be cancelled at
 
     @afails_open("recording an answer", None)
     async def _finish(self, end: str) -> None:
@@ -454,18 +454,24 @@ def _response(replay: replaying.Active, module: ModuleType, request: Any, answer
         answer.status,
         headers=[(key.encode("utf-8"), value.encode("utf-8")) for key, value in answer.headers],
         stream=stream,
-        extensions={
-            "http_version": answer.version.encode("ascii", "replace"),
-            "reason_phrase": answer.reason.encode("ascii", "replace"),
-        },
+        extensions=_extensions(answer),
     )
+
+
+def _extensions(answer: Answer) -> dict[str, bytes]:
+    """Without a recorded reason (HTTP/2, a transport that gives none) the client has its own for the status."""
+    found = {"http_version": answer.version.encode("ascii", "replace")}
+    if answer.reason:
+        found["reason_phrase"] = answer.reason.encode("ascii", "replace")
+    return found
 
 
 def _transport_error(module: ModuleType, request: Any, answer: Answer) -> BaseException:
     """The recorded exception of the transport as the same class of the client's module."""
     recorded = answer.exception or {}
     kind = getattr(module, str(recorded.get("qualname")), None)
-    message = str(recorded.get("message") or recorded.get("qualname") or "connection failed")
+    message = str(recorded.get("message") or "")
+    message = "" if message == recorded.get("qualname") else message  # one without was recorded as its class's name
     if isinstance(kind, type) and issubclass(kind, module.TransportError):
         return kind(message, request=request)  # type: ignore[no-any-return]
     if recorded.get("module") and recorded["module"].partition(".")[0] not in ("httpx", "httpx2"):

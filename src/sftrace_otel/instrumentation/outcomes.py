@@ -59,9 +59,15 @@ class Answer:
         same_body: bool = False,
     ) -> None:
         self.status = status
-        self.headers = [
-            (str(key), str(value)) for key, value in headers if same_body or not described_encoding(str(key))
-        ]
+        fields = [(str(key), str(value)) for key, value in headers]
+        if not same_body:
+            size = str(sum(map(len, chunks)))
+            fields = [
+                (key, size if key == "content-length" else value)
+                for key, value in fields
+                if not described_encoding(key) and (key != "content-length" or not left)
+            ]
+        self.headers = fields
         self.cancelled = cancelled
         self.chunks = chunks
         self.left = left

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from sftrace_otel.formats.sidecars import Recorded
 
 __all__ = [
-    "Body", "come_out", "exchange_of", "go_inside", "in_thread", "recorded_error", "sends_unseen", "served_answer",
+    "Body", "come_out", "exchange_of", "go_inside", "in_thread", "recorded_error",
+    "sends_unseen", "served_answer",
 ]  # fmt: skip
 
 
@@ -63,10 +65,13 @@ def come_out(token: contextvars.Token[bool] | None) -> None:
 
 
 async def in_thread(exchange: Exchange, work: Callable[[], None]) -> None:
-    """Do `work` in a thread of the loop's executor and wait. A cancellation meanwhile ends the exchange afterwards."""
+    """Do `work` in a thread and wait. A cancellation meanwhile ends the exchange afterwards.
+
+    In a thread of its own: the workers of the loop's executor are the program's, and may be waiting for this very loop.
+    """
     try:
-        done = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
-    except RuntimeError:  # another event loop, such as trio's, or an executor that is shut down
+        done = _begun(asyncio.get_running_loop(), work)
+    except RuntimeError:  # another event loop, such as trio's, or no thread begins any more
         work()
         return
     try:
@@ -74,6 +79,28 @@ async def in_thread(exchange: Exchange, work: Callable[[], None]) -> None:
     except asyncio.CancelledError as error:
         done.add_done_callback(functools.partial(_cancelled, exchange, error))
         raise
+
+
+def _begun(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> asyncio.Future[None]:
+    """Begin `work` in a thread; the future is done when that is. Raises RuntimeError where none can be started."""
+    done: asyncio.Future[None] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def run() -> None:
+        try:
+            context.run(work)
+        finally:
+            try:
+                loop.call_soon_threadsafe(settle)
+            except RuntimeError:  # the loop is closed: nobody waits
+                pass
+
+    threading.Thread(target=run, name="sftrace-body").start()
+    return done
 
 
 def _cancelled(exchange: Exchange, error: BaseException, _: object) -> None:
@@ -116,7 +143,7 @@ def served_answer(replay: replaying.Active, head: Head, body: Body) -> Answer:
 
 def _http_answer(replay: replaying.Active, head: Head, body: bytes) -> Answer:
     lineage = current_scope().place()
-    prepared = replay.prepare(request_payload(head, body))
+    prepared = replay.prepare(request_payload(head, body, replay.policy))
     decision = replay.decide("http", call_name(head, replay.policy), prepared, lineage=lineage)
     assert decision.call is not None
     return answers_of(decision.call, framing="", blob=replay.blob)[0]
