@@ -79,10 +79,11 @@ class CallRow(TypedDict, total=False):
 
 
 class WireRequest(TypedDict, total=False):
-    """What was sent: headers as pairs in order, and the body."""
+    """What was sent: headers as pairs in order, and the body, or only its beginning (`truncated`)."""
 
     headers: list[list[str]]
     body: Body
+    truncated: bool
 
 
 class WireRow(TypedDict, total=False):

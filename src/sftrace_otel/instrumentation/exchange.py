@@ -47,7 +47,8 @@ LARGEST = 16 * 1024 * 1024
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 _ATTRIBUTE = re.compile(
-    r"\s*(?:(?:Secure|HttpOnly|Partitioned)|(?:Path|Domain|Max-Age|SameSite|Priority)=[^,;]{0,200}|Expires=[\w ,:+-]{0,40})\s*",
+    r"\s*(?:Secure|HttpOnly|Partitioned|(?:Path|Domain|Max-Age|SameSite|Priority)=[^,;]{0,200}"
+    r"|Expires=[\w ,:+-]{0,40})\s*",
     re.IGNORECASE,
 )
 
@@ -120,8 +121,8 @@ class Exchange:
 
     __slots__ = (
         "_bare", "_chunks", "_cut", "_done", "_full", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope",
-        "_span", "_started", "_status", "_upload_room", "call", "decoder", "head", "headers", "llm", "reader",
-        "reason", "recorder", "sent", "version",
+        "_sent_cut", "_span", "_started", "_status", "_upload_room", "call", "decoder", "head", "headers", "llm",
+        "reader", "reason", "recorder", "sent", "version",
     )  # fmt: skip
 
     def __init__(
@@ -149,6 +150,7 @@ class Exchange:
         self._room = recorder.settings.max_payload_bytes
         self._upload_room = self._room
         self._cut = False
+        self._sent_cut = False
         self._full: _Full | None = None
         self._number = 0
         self._span = (0, 0)
@@ -172,7 +174,7 @@ class Exchange:
         """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
         self.sent = body
         if len(body) > min(LARGEST, self._upload_room):  # what is beyond is the program's, and is not kept
-            self.sent, self._cut = body[:BEGINNING], True
+            self.sent, self._sent_cut = body[:BEGINNING], True
         if self.llm is None and self._bare is not None and len(body) <= LARGEST:
             self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
         if self.llm is not None:
@@ -348,6 +350,8 @@ class Exchange:
             "end_ns": self.recorder.ticks() - zero,
             "end": end,
         }
+        if self._sent_cut:
+            row["request"] = {"headers": _redacted(policy, self.head.headers), "body": None, "truncated": True}
         if self._status is not None:
             row.update(
                 {

@@ -88,6 +88,8 @@ _PLAIN_HEADERS = _set(
 OPAQUE_QUERY_NAMES = _set("code ticket session sid refresh")
 """Names of URL parameters whose value is a secret if it looks like one: long and of one word."""
 
+PARAMETER_NAMES = QUERY_NAMES | OPAQUE_QUERY_NAMES
+
 
 def names_secret_header(name: str) -> bool:
     """Whether a header of this name, in any spelling, carries a credential beyond those that `sensitivity` knows."""

@@ -33,7 +33,7 @@ from sftrace_otel.core.redact.credentials import (
     query_rule,
 )
 from sftrace_otel.core.redact.known import KnownValues
-from sftrace_otel.core.redact.names import Sensitivity
+from sftrace_otel.core.redact.names import PARAMETER_NAMES, Sensitivity
 
 SHORTEST_SECRET = 8
 """Characters: a text that is shorter holds nothing that a rule could find."""
@@ -49,6 +49,9 @@ _SCHEMES = re.compile(rb"b(?:earer|asic)[\s\x1c-\x1f%+\\\xc2\xe1\xe2\xe3]")
 _JSON_STARTS = ("{", "[", " ", "\n", "\r", "\t")
 _JSON_ENDS = ("}", "]", " ", "\n", "\r", "\t")
 _USER_OPTION = re.compile(rb"""-(?:u|-user)[\\"']""")
+_PARAMETERS = re.compile(
+    rb"(?:[?&;#](?:" + b"|".join(re.escape(name.encode()) for name in sorted(PARAMETER_NAMES)) + rb")|[_-]key)="
+)
 _SK = re.compile(rb"k-(?<=sk-)")
 _NAME_BEFORE = re.compile(rb""":[\s\]"'`\\]{0,18}([a-z0-9_.-]{2,64})""")
 _NAME_BEHIND = re.compile(rb"--([a-z0-9_-]{2,64})")
@@ -210,7 +213,7 @@ class TextRules:
     def _has_secret_parameter(self, text: str, low: bytes, words: tuple[str, ...]) -> bool:
         if b"?" not in low and b"&" not in low and b";" not in low:
             return False
-        return bool(words or b"sig=" in low or b"sessionid=" in low) and self._query.apply(text) != text
+        return bool(words or _PARAMETERS.search(low) is not None) and self._query.apply(text) != text
 
     def _assigns(self, text: str, low: bytes, words: tuple[str, ...], json: bool) -> bool:
         lowered = low.decode("utf-8", "surrogatepass")
