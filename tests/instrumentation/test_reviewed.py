@@ -152,6 +152,30 @@ def test_a_code_that_is_a_word_is_no_credential(recorded: Run, bundle_path: Path
     assert b"code=NO&session=42" in stored(bundle_path)
 
 
+@pytest.mark.parametrize("how", ["token", "cookie"])
+def test_what_a_login_hands_out_is_known_from_then_on(how: str, recorded: Run, frozen: Run, bundle_path: Path) -> None:
+    token = "Zq81mNb72Kd03LsPw95x"
+
+    def answer(request: Any) -> Any:
+        if request.url.path != "/login":
+            return httpx.Response(200, json={"seen": request.url.path})
+        if how == "cookie":
+            return httpx.Response(200, headers={"set-cookie": f"sid={token}; Path=/"}, json={})
+        return httpx.Response(200, json={"access_token": token, "next": f"/users/{token}"})
+
+    def program() -> list[int]:
+        with wired(httpx, answer) as client:
+            login = client.post("http://h.test/login")
+            given = login.json().get("access_token") or login.cookies["sid"]
+            again = client.get(f"http://h.test/users/{given}/orders", params={"who": given})
+            sent = client.post("http://h.test/form", data={"who": given, "n": "1"})
+        return [again.status_code, sent.status_code]
+
+    assert recorded(program) == [200, 200]
+    assert token.encode() not in stored(bundle_path)
+    assert frozen(program) == [200, 200]
+
+
 # --- the program is what it was ---------------------------------------------------------------------------------------
 
 

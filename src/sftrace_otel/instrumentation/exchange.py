@@ -14,18 +14,19 @@ import hashlib
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sftrace_otel.core.mapping import dialects, http_name
-from sftrace_otel.core.redact import MARK, RedactionPolicy
+from sftrace_otel.core.redact import MARK, Finding, RedactionPolicy
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope, how_ended
 
 if TYPE_CHECKING:
+    from sftrace_otel.core.prepare import Prepared
     from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
 
 __all__ = ["Exchange", "Head", "answer_payload", "body_value", "call_name", "current_llm", "request_payload"]
@@ -292,6 +293,7 @@ class Exchange:
             end = "finished"
         extra = {"truncated": True} if self._cut else None
         sent = self.sent if isinstance(self.sent, bytes) else b"".join(self.sent)
+        payload = self._answer(body) if self.llm is None and self._status is not None else None
         if self.call is not None:
             self.recorder.wire(
                 self.call,
@@ -302,14 +304,22 @@ class Exchange:
             )
         if self.llm is not None:
             self.llm.exchange_done(self._status, self.headers, body, end, error, self._first_chunk(), extra)
-        elif self._status is None:
+        elif payload is None:
             if error is not None:
                 self.recorder.fail(self.call, error, end=end, extra=extra)
         else:
-            payload = self.recorder.prepare(answer_payload(self._status, self.headers, body, self.recorder.policy))
             described = self.recorder.describe_error(error) if error is not None else None
             status = "error" if described else "ok"
             self.recorder.end(self.call, payload, end=end, status=status, error=described, extra=extra)
+
+    def _answer(self, body: bytes) -> Prepared:
+        """The output of an HTTP call; what it hands out is known before any of it is written."""
+        assert self._status is not None
+        given = answer_payload(self._status, self.headers, body, self.recorder.policy)
+        payload = self.recorder.prepare(given)
+        if payload.findings and self.recorder.policy.remember(_handed_out(given, payload.findings)):
+            payload = self.recorder.prepare(given)
+        return payload
 
     def _first_chunk(self) -> float | None:
         return (self._chunks[0] - self._started) / 1e9 if self._chunks else None
@@ -392,6 +402,22 @@ class _Full:
 
     def row(self) -> dict[str, object]:
         return {"sha256": self._digest.hexdigest(), "size": self._size}
+
+
+def _handed_out(answer: dict[str, object], findings: Iterable[Finding]) -> Iterator[object]:
+    """What an answer holds under sensitive names, and in its cookies: the program will send it again."""
+    for finding in findings:
+        place: object = answer
+        for part in finding.pointer.split("/")[1:]:
+            if isinstance(place, dict):
+                place = place.get(part.replace("~1", "/").replace("~0", "~"))
+            elif isinstance(place, list) and part.isdecimal() and int(part) < len(place):
+                place = place[int(part)]
+            else:
+                place = None
+        if finding.pointer.startswith("/headers/") and isinstance(place, str):
+            place = place.partition(";")[0].partition("=")[2] or place
+        yield place
 
 
 def _redacted(policy: RedactionPolicy, headers: Pairs) -> Pairs:

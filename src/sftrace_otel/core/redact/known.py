@@ -23,6 +23,7 @@ SHORTEST = 8
 
 _RUN = re.compile(rb"[A-Za-z0-9_-]{15}")
 _LONGEST = 64 * 1024
+_LONGEST_HANDED = 8 * 1024
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
 """Variables of the shell that sound like a password and hold its working folder (POSIX, "Environment Variables")."""
 _NOT_SECRETS = frozenset(
@@ -69,14 +70,18 @@ class KnownValues:
 
     Args:
         values: The secrets. Those that are too short, or no secrets, are left out; `skipped` counts them.
+        handed: Secrets that a service handed out, looked for as they are and as URLs spell them.
     """
 
-    def __init__(self, values: Iterable[str]) -> None:
+    def __init__(self, values: Iterable[str], handed: Iterable[str] = ()) -> None:
         wanted = {value.strip() for value in values}
         kept = {value for value in wanted if _is_searchable(value)}
         self.count = len(kept)
         self.skipped = len(wanted - kept - {""})
         spellings = {spelling for value in kept for spelling in _spellings(value)}
+        for value in handed:
+            spellings |= {value, quote(value, safe=""), quote_plus(value)}
+        self.any = bool(spellings)
         self._spellings = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
         encoded = [(text, text.encode("utf-8", "surrogatepass")) for text in self._spellings]
         self._in_runs = tuple(data for _, data in encoded if _RUN.search(data))
@@ -107,6 +112,11 @@ class KnownValues:
         for spelling in self._spellings:
             text = text.replace(spelling, MARK)
         return text
+
+
+def is_handed_out(value: object) -> bool:
+    """Whether a value under a sensitive name is worth remembering: long, of one word, with letters and digits."""
+    return isinstance(value, str) and len(value) <= _LONGEST_HANDED and _OPAQUE.fullmatch(value) is not None
 
 
 def _is_searchable(value: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from sftrace_otel.core.redact import assignments, documents, jsontext
 from sftrace_otel.core.redact.credentials import MARK
 from sftrace_otel.core.redact.custom import NO_CUSTOM_RULES, CustomRules, from_toml
-from sftrace_otel.core.redact.known import KnownValues, of_environment
+from sftrace_otel.core.redact.known import KnownValues, is_handed_out, of_environment
 from sftrace_otel.core.redact.names import REFERENCE_NAMES, Sensitivity, normalise, sensitivity
 from sftrace_otel.core.redact.texts import SHORTEST_SECRET, TextRules, looks_like_json
 from sftrace_otel.core.redact.walk import (
@@ -56,6 +56,7 @@ _BATCH_CHARS = 1 << 20
 _NO_LIMIT = 1 << 62
 _MANY_NAMES = 8192
 _MANY_HEADERS = 1024
+_MANY_HANDED = 64
 _REMEMBERED_CHARS = 4_000_000
 _REMEMBERED_TEXT = 262_144
 _SCALARS = frozenset({int, bool, type(None)})
@@ -118,6 +119,7 @@ class RedactionPolicy:
         self._of_environ = of_environ
         self._learning = threading.Lock()
         self._secrets = frozenset(secrets)
+        self._handed: tuple[str, ...] = ()
         self._know()
         self._allowed = _any_of(custom.allow_values)
         self._kinds: dict[str, Sensitivity] = {}
@@ -162,7 +164,7 @@ class RedactionPolicy:
         return StrictestPolicy()
 
     def _know(self) -> None:
-        self._known = KnownValues(self._secrets)
+        self._known = KnownValues(self._secrets, self._handed)
         self._texts = TextRules(
             self.sensitivity, (*assignments.WORDS, *self._custom.words), self._known, self._custom.patterns
         )
@@ -175,11 +177,26 @@ class RedactionPolicy:
             secrets = self._secrets.union(self._of_environ(environ))
             if secrets != self._secrets:
                 self._secrets = secrets
-                self._know()
-                self._clean = set()  # after the rules: what is judged by the old ones goes into the old set
-                self._plain_names = set()
-                self._plain_headers = set()
-                self._clean_chars = 0
+                self._learned()
+
+    def remember(self, values: Iterable[object]) -> bool:
+        """Know what a service handed out under a sensitive name (a login's token), wherever the program uses it later.
+
+        Words and short values are not taken; of many the last `_MANY_HANDED` are known. True if one was new.
+        """
+        new = [value for value in values if is_handed_out(value) and value not in self._handed]
+        if new:
+            with self._learning:
+                self._handed = (*self._handed, *dict.fromkeys(map(str, new)))[-_MANY_HANDED:]
+                self._learned()
+        return bool(new)
+
+    def _learned(self) -> None:
+        self._know()
+        self._clean = set()  # after the rules: what is judged by the old ones goes into the old set
+        self._plain_names = set()
+        self._plain_headers = set()
+        self._clean_chars = 0
 
     def redact(self, value: Json) -> tuple[Json, tuple[Finding, ...]]:
         """`value` without secrets, and where they stood. The very same object, and no findings, where it holds none."""

@@ -127,7 +127,7 @@ class TextRules:
             return False
         if _SCHEMES.search(data.lower()) is not None:
             return False
-        return not self._known.count or not self._known.occur(data, b"")
+        return not self._known.any or not self._known.occur(data, b"")
 
     def hide(self, text: str) -> tuple[str, list[str]]:
         """`text` as plain text with every secret replaced, once over all rules, and the names of the rules that did."""
@@ -136,7 +136,7 @@ class TextRules:
     def hide_by_reference(self, text: str) -> tuple[str, list[str]]:
         """The reference's rules and the known values alone: for JSON whose texts have been seen to one by one."""
         data = text.encode("utf-8", "surrogatepass")
-        found = [self._known_rule] if self._known.count and self._known.occur(data, data) else []
+        found = [self._known_rule] if self._known.any and self._known.occur(data, data) else []
         if _SCHEMES.search(data.lower()) is not None:
             found += REFERENCE[:2]
         if b"-" in data and _SK.search(data) is not None:
@@ -166,7 +166,7 @@ class TextRules:
         words = self._named(low, json, dash)
         fired: list[Rule] = []
         last: list[Rule] = []
-        if self._known.count and self._known.occur(whole, runs):
+        if self._known.any and self._known.occur(whole, runs):
             fired.append(self._known_rule)
         if dash and b"-----BEGIN" in data:
             fired.append(PEM)
