@@ -92,6 +92,7 @@ BODIES = {
     "latin-1": f"caf\xe9 {KEY}".encode("latin-1"),
     "utf-16": f"the key is {KEY}".encode("utf-16"),
     "utf-16 without a mark": f"the key is {KEY}".encode("utf-16-le"),
+    "binary that begins like UTF-16": b"\xff\xfe\x00\x01" + KEY.encode() + b"\x00\x80",
     "binary": b"\x00\xff\xfe\x80" * 9 + f" key={KEY} ".encode() + b"\x80\xff",
 }
 

@@ -76,10 +76,21 @@ QUERY_NAMES = _set(
 )
 """Names that are sensitive as URL parameters, lower case, beyond those that are so everywhere."""
 
-HEADER_NAMES = _set("x-honeycomb-team dpop x-access-code x-session-id x-jwt-assertion")
+HEADER_NAMES = _set("x-honeycomb-team dpop x-access-code x-jwt-assertion")
 """Header names, lower case, beyond those that `sensitivity` knows."""
 
-_HEADER_ENDS = ("-key", "_key", "token", "secret", "jwt", "password", "passwd", "credential", "credentials")
+_HEADER_ENDS = (
+    "-key",
+    "_key",
+    "token",
+    "secret",
+    "jwt",
+    "password",
+    "passwd",
+    "credential",
+    "credentials",
+    "session-id",
+)
 _PLAIN_HEADERS = _set(
     "idempotency-key x-idempotency-key sec-websocket-key surrogate-key x-surrogate-key x-cache-key cache-key "
     "x-request-key x-ratelimit-key"

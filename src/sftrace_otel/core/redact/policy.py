@@ -229,8 +229,8 @@ class RedactionPolicy:
             plain = documents.unpacked(data)
             return data if plain is None or not self.holds_secret(plain) else withheld
         wide = documents.wide_text(data)
-        if wide is not None:
-            return withheld if self.redact_document(wide)[1] else data
+        if wide is not None and self.redact_document(wide)[1]:
+            return withheld
         redacted, changed = self.redact_document(data.decode("latin-1"))
         if changed:
             data = redacted.encode("latin-1")
