@@ -177,6 +177,24 @@ def test_what_a_login_hands_out_is_known_from_then_on(how: str, recorded: Run, f
     assert frozen(program) == [200, 200]
 
 
+def test_what_a_gateway_counts_visitors_by_pushes_no_login_out(recorded: Run, bundle_path: Path) -> None:
+    token, seen = "Zq81mNb72Kd03LsPw95x", []
+
+    def answer(request: Any) -> Any:
+        seen.append(request)
+        headers = {"set-cookie": f"__cf_bm=Vis1t0r{len(seen):020d}; Path=/"}
+        return httpx.Response(200, headers=headers, json={"access_token": token} if len(seen) == 1 else {})
+
+    def program() -> None:
+        with wired(httpx, answer) as client:
+            for _ in range(80):
+                client.get("http://h.test/")
+            client.get(f"http://h.test/users/{token}")
+
+    recorded(program)
+    assert token.encode() not in stored(bundle_path)
+
+
 # --- the program is what it was ---------------------------------------------------------------------------------------
 
 
