@@ -459,15 +459,16 @@ def test_a_large_async_exchange_is_recorded_off_the_loop(recorded: Run, frozen: 
     assert [row["end"] for row in read().calls] == ["finished"]
 
 
+@pytest.mark.parametrize("module", MODULES)
 def test_an_answer_that_nobody_reads_on_holds_up_no_exit(
-    srv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, srv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder_module = sys.modules["sftrace_otel.recorder.recorder"]
     slept: list[float] = []
     monkeypatch.setattr(recorder_module.time, "sleep", slept.append)
     made = recorder.acquire(Settings.from_environ({}, dir=tmp_path / "out", quiet=True))
     instrumentation.install()
-    client = httpx.Client()
+    client = module.Client()
     answer = client.send(client.build_request("GET", srv.url + "/json"), stream=True)
     made.close()
     answer.close()
@@ -476,9 +477,11 @@ def test_an_answer_that_nobody_reads_on_holds_up_no_exit(
     assert ends(open_bundle(path)) == ["cut"] and slept == []
 
 
+@pytest.mark.parametrize("module", MODULES)
 def test_an_answer_that_another_thread_reads_is_waited_for(
-    srv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, srv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stream = module.stream
     recorder_module = sys.modules["sftrace_otel.recorder.recorder"]
     begun, go_on = threading.Event(), threading.Event()
     monkeypatch.setattr(recorder_module.time, "sleep", lambda _: go_on.set() or thread.join())
@@ -486,14 +489,14 @@ def test_an_answer_that_another_thread_reads_is_waited_for(
     instrumentation.install()
 
     def read_on() -> None:
-        with httpx.stream("GET", srv.url + "/json") as answer:
+        with stream("GET", srv.url + "/json") as answer:
             begun.set()
-            go_on.wait()
+            go_on.wait(60)
             answer.read()
 
     thread = threading.Thread(target=read_on)
     thread.start()
-    begun.wait()
+    assert begun.wait(60)
     made.close()
     [path] = (tmp_path / "out").glob("*.sftrace")
     assert ends(open_bundle(path)) == ["finished"]
