@@ -29,6 +29,7 @@ __all__ = [
     "assemble",
     "complete_stream",
     "failure_of",
+    "objects",
     "provider_of",
     "request_attributes",
     "response_attributes",
@@ -163,7 +164,7 @@ def response_attributes(body: object) -> dict[str, Any]:
             found[attribute] = body[member]
     reasons = [
         choice["finish_reason"]
-        for choice in _objects(body.get("choices"))
+        for choice in objects(body.get("choices"))
         if isinstance(choice.get("finish_reason"), str)
     ] or _finish_of_response(body)
     if reasons:
@@ -194,7 +195,7 @@ def _finish_of_response(body: Mapping[str, Any]) -> list[str]:
     """Why an answer of the Responses API ended, in the words of chat completions; nothing while it is under way."""
     status = body.get("status") if body.get("object") == "response" else None
     if status == "completed":
-        calls = any(str(item.get("type")) in _CALLS for item in _objects(body.get("output")))
+        calls = any(str(item.get("type")) in _CALLS for item in objects(body.get("output")))
         return ["tool_calls" if calls else "stop"]
     if status == "incomplete":
         reason = _at(body, "incomplete_details", "reason")
@@ -210,7 +211,7 @@ def failure_of(body: object) -> tuple[str, str] | None:
 
     That is an error event in a stream, or a response whose status is `failed`. The type is the provider's code for it.
     """
-    for part in _objects(body if isinstance(body, list) else [body]):
+    for part in objects(body):
         if part.get("error"):
             return _failure(part["error"])
         if part.get("type") == "error":
@@ -250,11 +251,12 @@ def _at(body: object, *path: str) -> Any:
     return body
 
 
-def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            if isinstance(item, Mapping):
-                yield item
+def objects(value: object) -> Iterator[Mapping[str, Any]]:
+    """The objects in a list; an object by itself is the one that there is."""
+    if isinstance(value, Mapping):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        yield from (item for item in value if isinstance(item, Mapping))
 
 
 def tool_answers(body: object) -> Iterator[tuple[str, str, object]]:
@@ -262,15 +264,15 @@ def tool_answers(body: object) -> Iterator[tuple[str, str, object]]:
     if not isinstance(body, Mapping):
         return
     names: dict[str, str] = {}
-    for message in _objects(body.get("messages")):
-        for call in _objects(message.get("tool_calls")):
+    for message in objects(body.get("messages")):
+        for call in objects(message.get("tool_calls")):
             function = call.get("function")
             if isinstance(function, Mapping):
                 names[str(call.get("id"))] = str(function.get("name"))
         if message.get("role") == "tool" and "tool_call_id" in message:
             call_id = str(message["tool_call_id"])
             yield call_id, names.get(call_id, call_id), message.get("content")
-    for item in _objects(body.get("input")):
+    for item in objects(body.get("input")):
         if item.get("type") == "function_call":
             names[str(item.get("call_id"))] = str(item.get("name"))
         elif item.get("type") == "function_call_output":
@@ -352,7 +354,7 @@ def _completion(chunks: list[dict[str, Any]]) -> dict[str, Any]:
         for key, value in chunk.items():
             if key not in ("choices", "obfuscation") and (value is not None or key not in whole):
                 whole[key] = value
-        for choice in _objects(chunk.get("choices")):
+        for choice in objects(chunk.get("choices")):
             _add_choice(choices.setdefault(_index(choice), {}), choice)
     chat = str(whole.get("object", "")).startswith("chat")
     if chat:
@@ -386,7 +388,7 @@ def _add(into: dict[str, Any], delta: Mapping[str, Any]) -> None:
         known = into.get(key)
         if key == "tool_calls" and isinstance(value, list):
             into[key] = known if isinstance(known, list) else []
-            for call in _objects(value):
+            for call in objects(value):
                 _add(_tool_call(into[key], call), call)
         elif value is None:
             into.setdefault(key, None)
@@ -519,7 +521,7 @@ def _chunks_of(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     chat = str(base.get("object", "chat.completion")).startswith("chat")
     if chat:
         base["object"] = "chat.completion.chunk"
-    for choice in _objects(completion.get("choices")):
+    for choice in objects(completion.get("choices")):
         index = choice.get("index", 0)
         if not chat:
             yield {**base, "choices": [dict(choice)]}
@@ -527,7 +529,7 @@ def _chunks_of(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         message = choice.get("message")
         delta = dict(message) if isinstance(message, Mapping) else {}
         if isinstance(delta.get("tool_calls"), (list, tuple)):
-            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(_objects(delta["tool_calls"]))]
+            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(objects(delta["tool_calls"]))]
         rest = {key: value for key, value in choice.items() if key not in ("message", "index", "finish_reason")}
         yield {**base, "choices": [{"index": index, "delta": delta, "finish_reason": None, **rest}]}
         reason = choice.get("finish_reason")
@@ -546,9 +548,9 @@ def _response_events(response: Mapping[str, Any]) -> Iterator[bytes]:
         return _event({"type": kind, "sequence_number": number - 1, **members}, kind)
 
     yield event("response.created", response={**response, "status": "in_progress", "output": []})
-    for at, item in enumerate(_objects(response.get("output"))):
+    for at, item in enumerate(objects(response.get("output"))):
         yield event("response.output_item.added", output_index=at, item={**item, **_emptied(item)})
-        for part_at, part in enumerate(_objects(item.get("content"))):
+        for part_at, part in enumerate(objects(item.get("content"))):
             place = {"item_id": item.get("id"), "output_index": at, "content_index": part_at}
             if part.get("type") == "refusal":
                 yield event("response.content_part.added", **place, part={**part, "refusal": ""})

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from sftrace_otel.core.mapping.framing import stream_bytes, values_of
-from sftrace_otel.core.mapping.wire import Endpoint
+from sftrace_otel.core.mapping.wire import Endpoint, objects
 
 __all__ = [
     "MESSAGES", "assemble", "is_request", "request_attributes", "response_attributes", "stream_of",
@@ -101,8 +101,8 @@ def _count(value: object) -> int:
 def tool_answers(body: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
     """(call id, tool name, content) of each tool result that a request sends back to the model."""
     names: dict[str, str] = {}
-    for message in _objects(body.get("messages")):
-        for block in _objects(message.get("content")):
+    for message in objects(body.get("messages")):
+        for block in objects(message.get("content")):
             if block.get("type") == "tool_use":
                 names[str(block.get("id"))] = str(block.get("name"))
             elif block.get("type") == "tool_result":
@@ -117,11 +117,6 @@ def _text_of(content: object) -> object:
         if isinstance(only, Mapping) and only.get("type") == "text":
             return only.get("text")
     return content
-
-
-def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(value, (list, tuple)):
-        yield from (item for item in value if isinstance(item, Mapping))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -237,7 +232,7 @@ def _events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     opening = {**told, "content": [], "usage": counts, **dict.fromkeys(ending)}
     yield {"type": "message_start", "message": opening}
     content = message.get("content")
-    for index, block in enumerate(_objects(content)):
+    for index, block in enumerate(objects(content)):
         start, deltas = _taken_apart(block)
         yield {"type": "content_block_start", "index": index, "content_block": start}
         for delta in deltas:

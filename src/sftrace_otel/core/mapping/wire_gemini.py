@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sftrace_otel.core.mapping.framing import stream_bytes, values_of
-from sftrace_otel.core.mapping.wire import Endpoint
+from sftrace_otel.core.mapping.wire import Endpoint, objects
 
 __all__ = [
     "BATCH_EMBED", "EMBED", "GENERATE", "STREAM", "assemble", "request_attributes", "response_attributes", "stream_of",
@@ -79,7 +79,7 @@ def response_attributes(answer: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(answer.get("modelVersion"), str):
         found["gen_ai.response.model"] = answer["modelVersion"]
     reasons = [
-        one["finishReason"] for one in _objects(answer.get("candidates")) if isinstance(one.get("finishReason"), str)
+        one["finishReason"] for one in objects(answer.get("candidates")) if isinstance(one.get("finishReason"), str)
     ]
     if reasons:
         found["gen_ai.response.finish_reasons"] = tuple(reasons)
@@ -119,8 +119,8 @@ def tool_answers(body: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
     A result without an id is told from others by the conversation up to it, which later requests repeat.
     """
     so_far = hashlib.sha256()
-    for content in _objects(body.get("contents")):
-        for part in _objects(content.get("parts")):
+    for content in objects(body.get("contents")):
+        for part in objects(content.get("parts")):
             so_far.update(json.dumps(part, sort_keys=True, default=str).encode("utf-8", "replace"))
             answer = _member(part, "functionResponse")
             if isinstance(answer, Mapping):
@@ -135,13 +135,6 @@ def _unwrapped(response: object) -> object:
         (name, value) = next(iter(response.items()))
         return value if name in ("result", "output") else response
     return response
-
-
-def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(value, Mapping):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        yield from (item for item in value if isinstance(item, Mapping))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -160,7 +153,7 @@ def assemble(data: bytes, framing: str) -> object:
     candidates: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         whole.update({key: value for key, value in chunk.items() if value is not None or key not in whole})
-        for candidate in _objects(chunk.get("candidates")):
+        for candidate in objects(chunk.get("candidates")):
             index = candidate.get("index")
             _grow(candidates.setdefault(index if isinstance(index, int) else 0, {}), candidate)
     if candidates:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sftrace_otel.core.mapping.framing import stream_bytes, values_of
-from sftrace_otel.core.mapping.wire import Endpoint
+from sftrace_otel.core.mapping.wire import Endpoint, objects
 
 __all__ = [
     "CHAT", "EMBED", "EMBEDDINGS", "GENERATE", "assemble", "request_attributes", "response_attributes",
@@ -86,9 +86,9 @@ def tool_answers(body: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
     """
     so_far = hashlib.sha256()
     asked: list[tuple[object, str]] = []
-    for message in _objects(body.get("messages")):
+    for message in objects(body.get("messages")):
         so_far.update(json.dumps(message, sort_keys=True, default=str).encode("utf-8", "replace"))
-        for call in _objects(message.get("tool_calls")):
+        for call in objects(message.get("tool_calls")):
             function = call.get("function")
             if isinstance(function, Mapping):
                 asked.append((call.get("id"), str(function.get("name"))))
@@ -106,11 +106,6 @@ def _name_of(message: Mapping[str, Any], call_id: object, asked: list[tuple[obje
             del asked[at]
             return str(named or name)
     return str(named or call_id or "a tool")
-
-
-def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(value, (list, tuple)):
-        yield from (item for item in value if isinstance(item, Mapping))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
