@@ -132,8 +132,8 @@ def _prepare_slowly(
     tags = {**converter.tags, **dict.fromkeys(cut, CUT)}
     own = converter.findings
     if redacted is not converted:  # a name may have been redacted: no pointer may spell what it was
-        tags = {pointer: tag for pointer, tag in tags.items() if _at(redacted, pointer) not in (_NOWHERE, MARK)}
-        own = [finding for finding in own if _at(redacted, finding.pointer) is not _NOWHERE]
+        tags = {pointer: tag for pointer, tag in tags.items() if standing_at(redacted, pointer) not in (NOWHERE, MARK)}
+        own = [finding for finding in own if standing_at(redacted, finding.pointer) is not NOWHERE]
     found = tuple(dict.fromkeys([*findings, *own]))
     data = canonical.dumps(redacted)
     if len(data) > max_bytes:
@@ -161,19 +161,20 @@ def _text(value: Any) -> bytes:
 _FAILED = _finished(_STAND_IN, canonical.dumps(_STAND_IN), (), {"": LOSSY}, True, 0)
 """Made once: what failed for one value may fail for its stand-in."""
 
-_NOWHERE = object()
+NOWHERE = object()
+"""What `standing_at` gives for a place that is not there."""
 
 
-def _at(value: Json, pointer: str) -> object:
-    """What stands at a JSON Pointer (RFC 6901) in `value`; `_NOWHERE` where there is no such place."""
+def standing_at(value: object, pointer: str) -> object:
+    """What stands at a JSON Pointer (RFC 6901) in `value`; `NOWHERE` where there is no such place."""
     place: object = value
     for part in pointer.split("/")[1:]:
         if isinstance(place, dict):
-            place = place.get(part.replace("~1", "/").replace("~0", "~"), _NOWHERE)
+            place = place.get(part.replace("~1", "/").replace("~0", "~"), NOWHERE)
         elif isinstance(place, list) and part.isdecimal() and int(part) < len(place):
             place = place[int(part)]
         else:
-            return _NOWHERE
+            return NOWHERE
     return place
 
 
@@ -187,9 +188,9 @@ def _cut(value: Json, findings: tuple[Finding, ...], tags: dict[str, str], max_b
         if len(data) <= max_bytes or room == 0:
             break
         room = min(room * max_bytes // len(data), room - 1) - 16 if room > 16 else 0
-    left = {pointer: tag for pointer, tag in tags.items() if _at(kept, pointer) is not _NOWHERE}
+    left = {pointer: tag for pointer, tag in tags.items() if standing_at(kept, pointer) is not NOWHERE}
     left.update(dict.fromkeys(cutter.pointers, CUT))
     return _finished(kept, data, findings, left, True, size)
 
 
-__all__ = ["CUT", "LOSSY", "MAX_BYTES", "Prepared", "prepare", "restore"]
+__all__ = ["CUT", "LOSSY", "MAX_BYTES", "NOWHERE", "Prepared", "prepare", "restore", "standing_at"]

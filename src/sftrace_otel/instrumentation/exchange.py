@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sftrace_otel.core.mapping import dialects, http_name
+from sftrace_otel.core.prepare import Prepared, standing_at
 from sftrace_otel.core.redact import MARK, Finding, RedactionPolicy
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope, how_ended
 
 if TYPE_CHECKING:
-    from sftrace_otel.core.prepare import Prepared
     from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
 
 __all__ = ["Exchange", "Head", "answer_payload", "body_value", "call_name", "current_llm", "request_payload"]
@@ -174,9 +174,10 @@ class Exchange:
     def begin(self, body: bytes) -> None:
         """The request is about to be sent with `body`. Not called for one that streams: it begins with the answer."""
         self.sent = body
-        if len(body) > min(LARGEST, self._upload_room):  # what is beyond is the program's, and is not kept
-            self.sent, self._sent_cut = body[:BEGINNING], True
-        if self.llm is None and self._bare is not None and len(body) <= LARGEST:
+        self._sent_cut = len(body) > LARGEST
+        if self._sent_cut:  # the whole is the program's, and is not kept
+            self.sent = body[:BEGINNING]
+        elif self.llm is None and self._bare is not None:
             self.llm = self._bare(self.recorder, self.head, body, self._scope, self._lineage)
         if self.llm is not None:
             self.call = self.llm.attempt(self.head, body)
@@ -350,18 +351,19 @@ class Exchange:
         policy = self.recorder.policy
         run = self.call.run if self.call is not None else None
         zero = run.mono0 if run is not None else self._started
+        request: dict[str, object] = {"headers": _redacted(policy, self.head.headers), "body": None}
+        if self._sent_cut:
+            request["truncated"] = True
         row: dict[str, object] = {
             "attempt": self._number,
             "module": self.head.module,
             "method": self.head.method,
             "url": policy.redact_url(self.head.url),
-            "request": {"headers": _redacted(policy, self.head.headers), "body": None},
+            "request": request,
             "start_ns": self._started - zero,
             "end_ns": self.recorder.ticks() - zero,
             "end": end,
         }
-        if self._sent_cut:
-            row["request"] = {"headers": _redacted(policy, self.head.headers), "body": None, "truncated": True}
         if self._status is not None:
             row.update(
                 {
@@ -407,14 +409,7 @@ class _Full:
 def _handed_out(answer: dict[str, object], findings: Iterable[Finding]) -> Iterator[object]:
     """What an answer holds under sensitive names, and in its cookies: the program will send it again."""
     for finding in findings:
-        place: object = answer
-        for part in finding.pointer.split("/")[1:]:
-            if isinstance(place, dict):
-                place = place.get(part.replace("~1", "/").replace("~0", "~"))
-            elif isinstance(place, list) and part.isdecimal() and int(part) < len(place):
-                place = place[int(part)]
-            else:
-                place = None
+        place = standing_at(answer, finding.pointer)
         if finding.pointer.startswith("/headers/") and isinstance(place, str):
             name, _, value = place.partition(";")[0].partition("=")
             if name.startswith("_") and not name.startswith(("__Host-", "__Secure-")):

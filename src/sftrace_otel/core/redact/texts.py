@@ -136,7 +136,7 @@ class TextRules:
     def hide_by_reference(self, text: str) -> tuple[str, list[str]]:
         """The reference's rules and the known values alone: for JSON whose texts have been seen to one by one."""
         data = text.encode("utf-8", "surrogatepass")
-        found = [self._known_rule] if self._known.any and self._known.occur(data, data) else []
+        found = [self._known_rule] if self.holds_known(data) else []
         if _SCHEMES.search(data.lower()) is not None:
             found += REFERENCE[:2]
         if b"-" in data and _SK.search(data) is not None:
