@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import importlib
 import inspect
 import json
 import logging
@@ -613,3 +614,11 @@ def test_gathered_tasks_have_the_lineage_of_their_spawn(recorded: Run, read: Run
     inputs = {event.id: event.input["x"] for event in bundle.events if event.type == "tool_call"}
     lineage = {inputs[row["request"]]: row["lineage"] for row in bundle.calls}
     assert lineage == {0: "t0/t0/0", 1: "t0/t1/0"}
+
+
+def test_a_recorded_block_by_itself_puts_every_boundary_on(tmp_path: Path) -> None:
+    for module in ("aiohttp", "anthropic", "httpx", "httpx2", "openai", "urllib3", "websockets.client"):
+        importlib.import_module(module)
+    assert [boundary.__name__ for boundary in instrumentation.boundaries() if boundary.patched()] == []
+    with record("agent", output=tmp_path / "run.sftrace"):
+        assert [boundary.__name__ for boundary in instrumentation.boundaries() if not boundary.patched()] == []

@@ -20,6 +20,7 @@ from pathlib import Path
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.environment_variables import choose_distro
 from sftrace_otel.errors import SettingsError
+from sftrace_otel.instrumentation import CLIENTS
 from sftrace_otel.settings import PREFIX, Settings
 from sftrace_otel.version import __version__
 
@@ -205,7 +206,7 @@ def _state(name: str, version: str | None, supported: str) -> str:
 
 def _patched() -> Iterable[str]:
     """What is wrapped in this process; a boundary that was never loaded has wrapped nothing."""
-    for name in ("httpx", "aiohttp", "urllib3", "openai", "anthropic"):
+    for name in CLIENTS:
         boundary = sys.modules.get(f"sftrace_otel.instrumentation.{name}")
         if boundary is not None:
             yield from boundary.patched()

@@ -7,30 +7,33 @@ questions first: is a replay active (`replaying`), is a recorder (`recorder.acti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-__all__ = ["install", "uninstall"]
+__all__ = ["CLIENTS", "HTTP", "boundaries", "install", "uninstall"]
+
+HTTP = ("spawns", "httpx", "aiohttp", "urllib3", "websockets")
+"""The boundaries of HTTP clients, in the order in which they are put on; and of the tasks that they are called from."""
+
+CLIENTS = (*HTTP, "openai", "anthropic")
+"""All boundaries but that of tools."""
+
+
+def boundaries(names: Iterable[str] = CLIENTS) -> list[Any]:
+    """The modules of boundaries, each with `install`, `uninstall` and `patched`."""
+    import importlib
+
+    return [importlib.import_module(f"{__name__}.{name}") for name in names]
 
 
 def install(tools: Sequence[str] = ()) -> None:
     """Put every boundary on; libraries not imported yet are patched when they are. Twice is once."""
-    from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, urllib3, websockets
-    from sftrace_otel.instrumentation import tools as tool_boundary
-
-    httpx.install()
-    aiohttp.install()
-    urllib3.install()
-    websockets.install()
-    openai.install()
-    anthropic.install()
-    spawns.install()
-    tool_boundary.install(tools)
+    for boundary in boundaries():
+        boundary.install()
+    boundaries(["tools"])[0].install(tools)
 
 
 def uninstall() -> None:
     """Take every boundary off again."""
-    from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, urllib3, websockets
-    from sftrace_otel.instrumentation import tools as tool_boundary
-
-    for boundary in (tool_boundary, spawns, anthropic, openai, websockets, urllib3, aiohttp, httpx):
+    for boundary in reversed(boundaries([*CLIENTS, "tools"])):
         boundary.uninstall()

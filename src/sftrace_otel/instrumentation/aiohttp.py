@@ -498,17 +498,6 @@ _patches.add("aiohttp.client_reqrep", "ClientResponse.start", _start)
 _patches.add("aiohttp.client_reqrep", "ClientResponse.close", _let_go)
 _patches.add("aiohttp.client_reqrep", "ClientResponse.release", _let_go)
 
-
-def install() -> None:
-    """Record and replay aiohttp's client, now or once it is imported. Twice is once."""
-    _patches.install()
-
-
-def uninstall() -> None:
-    """Take the boundary off again."""
-    _patches.uninstall()
-
-
-def patched() -> list[str]:
-    """What is wrapped now."""
-    return _patches.installed()
+install = _patches.install
+uninstall = _patches.uninstall
+patched = _patches.installed

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.errors import SettingsError, TraceStorageError
-from sftrace_otel.instrumentation import aiohttp, httpx, openai, replaying, spawns, tracing, urllib3, websockets
+from sftrace_otel.instrumentation import boundaries, replaying, tracing
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.outcomes import give_back
@@ -213,7 +213,7 @@ def _own_recorder() -> Recorder | None:
         if settings.capture == "off":
             return None
         recorder = recording.acquire(settings)
-    for boundary in (httpx, aiohttp, urllib3, websockets, openai, spawns):
+    for boundary in boundaries():
         try:
             boundary.install()
         except Exception as error:

@@ -584,17 +584,6 @@ for _name in ("httpx", "httpx2"):
     _patches.add(_name, "Client._transport_for_url", _transport_for_url)
     _patches.add(_name, "AsyncClient._transport_for_url", _transport_for_url)
 
-
-def install() -> None:
-    """Record and replay httpx and httpx2, whichever is or will be imported. Twice is once."""
-    _patches.install()
-
-
-def uninstall() -> None:
-    """Take the boundary off again."""
-    _patches.uninstall()
-
-
-def patched() -> list[str]:
-    """What is wrapped now."""
-    return _patches.installed()
+install = _patches.install
+uninstall = _patches.uninstall
+patched = _patches.installed

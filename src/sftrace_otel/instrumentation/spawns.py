@@ -20,7 +20,7 @@ from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.recorder import Scope, aside, enter, leave, spawn
 
-__all__ = ["install", "uninstall"]
+__all__ = ["install", "patched", "uninstall"]
 
 
 def _create_task(wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -72,12 +72,6 @@ def _is_cleanup(args: tuple[Any, ...]) -> bool:
 _patches = Patches("asyncio")
 _patches.add("asyncio.base_events", "BaseEventLoop.create_task", _create_task)
 
-
-def install() -> None:
-    """Follow asyncio's spawns, now or once asyncio is imported. Twice is once."""
-    _patches.install()
-
-
-def uninstall() -> None:
-    """Stop following them."""
-    _patches.uninstall()
+install = _patches.install
+uninstall = _patches.uninstall
+patched = _patches.installed

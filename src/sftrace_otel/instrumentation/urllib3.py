@@ -585,17 +585,6 @@ _patches.add("urllib3.connectionpool", "HTTPConnectionPool._make_request", _make
 _patches.add("urllib3.connectionpool", "HTTPConnectionPool.urlopen", _urlopen)
 _patches.add("urllib3.connectionpool", "HTTPSConnectionPool._prepare_proxy", _prepare_proxy)
 
-
-def install() -> None:
-    """Record and replay urllib3, whenever it is imported. Twice is once."""
-    _patches.install()
-
-
-def uninstall() -> None:
-    """Take the boundary off again."""
-    _patches.uninstall()
-
-
-def patched() -> list[str]:
-    """What is wrapped now."""
-    return _patches.installed()
+install = _patches.install
+uninstall = _patches.uninstall
+patched = _patches.installed

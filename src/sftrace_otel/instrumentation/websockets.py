@@ -34,17 +34,6 @@ def _note(recorder: Recorder, uri: object) -> None:
 _patches = Patches("websockets")
 _patches.add("websockets.client", "ClientProtocol.__init__", _made)
 
-
-def install() -> None:
-    """Note the websockets of `websockets`, now or once it is imported. Twice is once."""
-    _patches.install()
-
-
-def uninstall() -> None:
-    """Take the boundary off again."""
-    _patches.uninstall()
-
-
-def patched() -> list[str]:
-    """What is wrapped now."""
-    return _patches.installed()
+install = _patches.install
+uninstall = _patches.uninstall
+patched = _patches.installed

@@ -14,7 +14,7 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import aiohttp, anthropic, httpx, openai, spawns, tools, urllib3, websockets
+from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, openai, tools
 from sftrace_otel.otel.opening import read_settings
 
 __all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
@@ -40,18 +40,12 @@ class HttpInstrumentor(_Boundary):
     """httpx, httpx2, aiohttp and urllib3 (requests), and the tasks they are called from; websockets are noted."""
 
     def _instrument(self, **kwargs: Any) -> None:
-        spawns.install()
-        httpx.install()
-        aiohttp.install()
-        urllib3.install()
-        websockets.install()
+        for boundary in boundaries(HTTP):
+            boundary.install()
 
     def _uninstrument(self, **kwargs: Any) -> None:
-        websockets.uninstall()
-        urllib3.uninstall()
-        aiohttp.uninstall()
-        httpx.uninstall()
-        spawns.uninstall()
+        for boundary in reversed(boundaries(HTTP)):
+            boundary.uninstall()
 
 
 class OpenAIInstrumentor(_Boundary):
