@@ -236,6 +236,19 @@ def test_a_large_upload_is_kept_by_its_beginning_and_matched_as_a_whole(
     assert frozen(program) == 201
     with pytest.raises(ReplayMismatchError):
         frozen(program, large[:-1] + b"!")
+    recorded(program, KEY.encode() + large)
+    [request] = [event for event in read().events if event.type == "tool_call"]
+    assert "sha256" not in request.input["body"] and KEY.encode() not in stored(bundle_path)
+
+
+def test_a_small_limit_for_payloads_marks_no_request_as_cut(
+    recorded: Run, read: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SFTRACE_MAX_PAYLOAD_BYTES", "1000")
+    with wired(httpx, lambda request: httpx.Response(201)) as client:
+        recorded(lambda: client.post("http://h.test/x", content=b"x" * 5000).status_code)
+    [row] = read().wire()
+    assert row["request"]["body"] == "x" * 5000 and "truncated" not in row["request"]
 
 
 @pytest.mark.parametrize("depth", [300, 900, 2000])

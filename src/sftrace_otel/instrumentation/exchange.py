@@ -79,16 +79,18 @@ def call_name(head: Head, policy: RedactionPolicy) -> str:
     return http_name(head.method, policy.redact_url(head.url))
 
 
-def body_value(data: bytes | None, media: str, policy: RedactionPolicy | None = None) -> object:
+def body_value(data: bytes | None, media: str, policy: RedactionPolicy) -> object:
     """A body as a value: JSON if it parses, else text, else `{"base64": …}`, of which `policy` hides what it can read.
 
-    Of one beyond `LARGEST` the beginning, with size and SHA-256 of the whole.
+    Of one beyond `LARGEST` the beginning, with size and SHA-256 of the whole; without the digest where the beginning
+    holds a secret, since it would let guesses be tested.
     """
     if not data:
         return None
     if len(data) > LARGEST:
-        beginning = body_value(data[:BEGINNING], media, policy)
-        return {"beginning": beginning, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        beginning = data[:BEGINNING]
+        digest = {} if policy.holds_secret(beginning) else {"sha256": hashlib.sha256(data).hexdigest()}
+        return {"beginning": body_value(beginning, media, policy), "size": len(data), **digest}
     if not media.startswith("text/event-stream"):
         try:
             return msgspec.json.decode(data)
@@ -97,7 +99,7 @@ def body_value(data: bytes | None, media: str, policy: RedactionPolicy | None = 
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        clean = data if policy is None else policy.redact_bytes(data)
+        clean = policy.redact_bytes(data)
         return MARK if clean == MARK.encode() else {"base64": base64.b64encode(clean).decode("ascii")}
 
 

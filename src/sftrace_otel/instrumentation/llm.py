@@ -73,7 +73,7 @@ class LlmCall:
         self.attempts += 1
         if not self._begun:
             self._begun = True
-            request = body_value(body, head.media() or "application/json")
+            request = body_value(body, head.media() or "application/json", self.recorder.policy)
             self._begin(dialects.ask(self.endpoint, head.url, request))
         return self.call
 
@@ -179,7 +179,11 @@ class LlmCall:
     def _end_call(self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None) -> None:
         media = header(headers, "content-type")
         framing = dialects.framing_of(self.endpoint, media, body)
-        output = dialects.assemble(self.endpoint, body, framing) if framing else body_value(body, media)
+        output = (
+            dialects.assemble(self.endpoint, body, framing)
+            if framing
+            else body_value(body, media, self.recorder.policy)
+        )
         answered = dialects.answered(self.endpoint, output)
         prepared = self.recorder.prepare(output)
         described = self.recorder.describe_error(error) if error is not None else self._said(answered, status)
@@ -254,7 +258,7 @@ class ServedLlmCall:
         return answer
 
     def _match(self, head: Head, body: bytes | None) -> list[Answer]:
-        request = body_value(body, head.media() or "application/json")
+        request = body_value(body, head.media() or "application/json", self.active.policy)
         asked = dialects.ask(self.endpoint, head.url, request)
         prepared = self.active.prepare(asked.payload)
         decision = self.active.decide(
