@@ -90,6 +90,19 @@ def load_server() -> Callable[[str], Any]:
 
 
 @pytest.fixture
+def raw(load_server: Callable[[str], Any]) -> Any:
+    """The module of the server that sends exactly the bytes it is told to."""
+    return load_server("raw_server")
+
+
+@pytest.fixture
+def srv(load_server: Callable[[str], Any]) -> Iterator[Any]:
+    """A server with a path for each kind of answer; `hits` holds the requests that came."""
+    with load_server("mini_server").MiniServer() as server:
+        yield server
+
+
+@pytest.fixture
 def server_module() -> Any:
     return sys.modules["openai_server"]
 

@@ -7,7 +7,6 @@ import asyncio
 import copy
 import gc
 import gzip
-import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,18 +34,6 @@ from sftrace_otel.settings import Settings
 
 Run = Callable[..., Any]
 MODULES = [httpx, httpx2]
-
-
-@pytest.fixture
-def srv() -> Iterator[Any]:
-    path = Path(__file__).resolve().parent.parent / "servers" / "mini_server.py"
-    spec = importlib.util.spec_from_file_location("mini_server", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mini_server"] = module
-    spec.loader.exec_module(module)
-    with module.MiniServer() as server:
-        yield server
 
 
 def rows(bundle: Any) -> list[dict[str, Any]]:

@@ -33,17 +33,6 @@ Run = Callable[..., Any]
 NEVER = "http://127.0.0.1:9"
 
 
-@pytest.fixture
-def raw(load_server: Run) -> Any:
-    return load_server("raw_server")
-
-
-@pytest.fixture
-def srv(load_server: Run) -> Iterator[Any]:
-    with load_server("mini_server").MiniServer() as server:
-        yield server
-
-
 def rows(bundle: Any) -> list[dict[str, Any]]:
     return list(bundle.wire())
 
