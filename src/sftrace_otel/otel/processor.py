@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SftraceSpanProcessor`: hears of every span at its start and at its end, in the thread of the program.
 
-Decision: inline, some 40 µs a span, and so none is lost, not in a burst and not when the process is killed. A queue
+Decision: inline, and so none is lost, not in a burst and not when the process is killed. A queue
 with a thread behind it loses spans when full and costs the program more through the interpreter lock
 (`facts/performance.md` §0). The SDK calls processors without any guard, so nothing may be raised from here.
 """
