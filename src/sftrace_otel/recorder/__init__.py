@@ -138,6 +138,7 @@ def _after_fork() -> None:
         recorder._refs.clear()
         recorder._recorded.clear()
         recorder._notices.clear()
+        recorder._writing = threading.Lock()
         recorder._process = None
         if parent is not None:
             recorder.settings = _with_parent(recorder.settings, parent.id)

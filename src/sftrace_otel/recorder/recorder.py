@@ -111,6 +111,7 @@ class Recorder:
         self._reported: set[str] = set()
         self._variables = len(_environment)
         self._notices: deque[Callable[[], None]] = deque()
+        self._writing = threading.Lock()
         self._names: dict[str, tuple[str, list[tuple[str, str]]]] = {}
         self._closing = False
         self.max_run_bytes = settings.max_run_mb << 20
@@ -144,7 +145,8 @@ class Recorder:
         key = f"{what}:{type(error).__name__}"
         if key not in self._reported:
             self._reported.add(key)
-            _written(lambda: _log.error("sftrace: %s failed with %s; the program goes on", what, _kind_of(error)))
+            self.later(lambda: _log.error("sftrace: %s failed with %s; the program goes on", what, _kind_of(error)))
+            self.tell()
 
     def told(self, key: str) -> None:
         """A fault (`what:class`) was logged before this recorder was there."""
@@ -162,13 +164,17 @@ class Recorder:
         self._notices.append(notice)
 
     def tell(self) -> None:
-        """Write the notices that were kept. Hold no lock. Never raises."""
-        while self._notices:
+        """Write the notices that were kept. Hold no lock. Never raises.
+
+        One thread at a time: what the program does with a notice may be to wait for a thread of its own that makes a
+        recorded call, and a notice of that one must not wait for the first. The thread that writes takes it too.
+        """
+        while self._notices and self._writing.acquire(blocking=False):
             try:
-                notice = self._notices.popleft()
-            except IndexError:  # another thread was faster
-                return
-            _written(notice)
+                if self._notices:
+                    _written(self._notices.popleft())
+            finally:
+                self._writing.release()
 
     # -- runs
 
@@ -998,7 +1004,8 @@ class Recorder:
         if hosts and not any(run.calls for run in runs):
             names = ", ".join(sorted(hosts))
             line = "sftrace: this process connected to %s and NO call was captured; run `python -m sftrace_otel doctor`"
-            _written(lambda: _log.error(line, names))
+            self.later(lambda: _log.error(line, names))
+            self.tell()
 
     # -- notices
 
@@ -1024,7 +1031,8 @@ class Recorder:
 
     def say(self, line: str) -> None:
         if not self.settings.quiet:
-            _written(lambda: self.notify(line))
+            self.later(lambda: self.notify(line))
+            self.tell()
 
 
 def _prices_of(settings: Settings) -> Prices:
