@@ -23,13 +23,15 @@ from sftrace_otel.fork import ForkPoint, fork_trace
 from sftrace_otel.formats import canonical
 
 MEASURED = """
-import resource, sys, time
+import re, sys, time
+from pathlib import Path
 from sftrace_otel.bundle import read
 import sftrace_otel.formats.sftrace
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+before = peak()
 began = time.monotonic()
 result = read.validate_bundle(sys.argv[1], verify_integrity=True)
-print(result.exit_code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, time.monotonic() - began)
+print(result.exit_code, peak() - before, time.monotonic() - began)
 print(*[issue.message for issue in result.issues[:3]], sep="\\n")
 """
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftrace_otel.core.mapping import dialects, wire, wire_anthropic, wire_gemini, wire_ollama
-from sftrace_otel.core.mapping.framing import values_of
+from sftrace_otel.core.mapping.framing import stream_bytes, values_of
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PROMPT = {"model": "m", "prompt": "p"}
@@ -436,3 +438,34 @@ def test_a_text_that_was_cut_within_a_character_is_whole() -> None:
     assert wire_ollama.assemble(b"".join(wire_ollama.stream_of(answer, "ndjson")), "ndjson") == {
         **answer, "message": {"content": "\U0001f600"},
     }  # fmt: skip
+
+
+_MODULES = (wire, wire_anthropic, wire_gemini, wire_ollama)
+_WORDS = sorted({word for module in _MODULES for word in re.findall(r'"(\w+)"', inspect.getsource(module))})
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(_WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_WORDS), inner, max_size=5),
+    max_leaves=15,
+)
+_BODIES = st.dictionaries(st.sampled_from(_WORDS), _ANY, max_size=6)
+
+
+@given(_BODIES)
+def test_a_body_of_any_shape_is_read(body: Any) -> None:
+    for service in (wire_anthropic, wire_gemini, wire_ollama):
+        json.dumps([service.request_attributes(body), service.response_attributes(body), service.tokens_of(body)])
+    json.dumps([wire.response_attributes(body), wire.tokens_of(body), wire.failure_of(body)])
+    for module in _MODULES:
+        assert all(len(answer) == 3 for answer in module.tool_answers(body))
+    for framing in ("sse", "ndjson", "array"):
+        for service in (wire_anthropic, wire_gemini, wire_ollama):
+            assert all(isinstance(part, bytes) for part in service.stream_of(body, framing))
+    assert all(isinstance(part, bytes) for part in wire.stream_of("chat.completions.create", body))
+
+
+@given(st.lists(_BODIES, max_size=4), st.sampled_from(["sse", "ndjson", "array"]), st.booleans())
+def test_a_stream_of_any_shape_is_assembled(values: Any, framing: str, named: bool) -> None:
+    data = b"".join(stream_bytes(values, framing, named=named))
+    for service in (wire_anthropic, wire_gemini, wire_ollama):
+        json.dumps(service.assemble(data, framing))
+    json.dumps(wire.assemble(data))

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from sftrace_otel.core.mapping.wire import objects
+
 __all__ = ["request_content", "response_content"]
 
 _Part = dict[str, Any]
@@ -45,7 +47,7 @@ def response_content(body: object) -> dict[str, list[Any]]:
         return {}
     for member in ("choices", "candidates"):
         if isinstance(body.get(member), list):
-            return {"gen_ai.output.messages": [_choice(one) for one in body[member] if isinstance(one, Mapping)]}
+            return {"gen_ai.output.messages": [_choice(one) for one in objects(body[member])]}
     for member in ("output", "content", "message", "response"):
         if member in body:
             messages = list(_messages(body[member], "assistant"))
@@ -103,11 +105,10 @@ def _of_message(item: Mapping[str, Any]) -> Iterator[_Part]:
         return
     inside = _inside(item)
     yield from _parts([item] if inside is item else inside)
-    for call in item.get("tool_calls") or ():
-        if isinstance(call, Mapping):
-            function = call.get("function")
-            named = function if isinstance(function, Mapping) else call
-            yield _call(call.get("id"), named.get("name"), named.get("arguments"))
+    for call in objects(item.get("tool_calls")):
+        function = call.get("function")
+        named = function if isinstance(function, Mapping) else call
+        yield _call(call.get("id"), named.get("name"), named.get("arguments"))
 
 
 def _inside(item: object) -> object:
@@ -134,7 +135,8 @@ def _part(item: Mapping[str, Any]) -> _Part:
     if kind in _TEXTS or (kind is None and isinstance(item.get("text"), str)):
         return _text(item.get("text"))
     if kind in ("thinking", "reasoning"):
-        said = item.get("thinking") or "".join(part["content"] for part in _parts(item.get("summary") or []))
+        summary = (part.get("content") for part in _parts(item.get("summary")))
+        said = item.get("thinking") or "".join(text for text in summary if isinstance(text, str))
         return {"type": "reasoning", "content": said}
     if kind in ("tool_use", "function_call"):
         return _call(item.get("call_id") or item.get("id"), item.get("name"), item.get("input", item.get("arguments")))
@@ -181,9 +183,8 @@ def _definitions(tool: object) -> Iterator[_Part]:
     if not isinstance(tool, Mapping):
         return
     if isinstance(tool.get("functionDeclarations"), list):
-        for declared in tool["functionDeclarations"]:
-            if isinstance(declared, Mapping):
-                yield {"type": "function", **declared}
+        for declared in objects(tool["functionDeclarations"]):
+            yield {"type": "function", **declared}
         return
     function = tool.get("function")
     if isinstance(function, Mapping):
