@@ -32,13 +32,19 @@ class Patches:
     def __init__(self, name: str) -> None:
         self.name = name
         self._wanted: dict[str, list[tuple[str, Wrapper]]] = {}
+        self._optional: set[tuple[str, str]] = set()
         self._handles: list[tuple[Any, str, Any]] = []
         self._hooked: set[str] = set()
         self._installed = False
 
-    def add(self, module: str, path: str, wrapper: Wrapper) -> None:
-        """Want `module.path` (for instance `HTTPTransport.handle_request`) wrapped once the module is imported."""
+    def add(self, module: str, path: str, wrapper: Wrapper, *, optional: bool = False) -> None:
+        """Want `module.path` (for instance `HTTPTransport.handle_request`) wrapped once the module is imported.
+
+        `optional`: only some versions of the library have it there.
+        """
         self._wanted.setdefault(module, []).append((path, wrapper))
+        if optional:
+            self._optional.add((module, path))
 
     @fails_open("putting a boundary on", None)
     def install(self) -> None:
@@ -88,6 +94,8 @@ class Patches:
                 handle = wrapt.wrap_function_wrapper(owner, attribute, wrapper)
                 self._handles.append((owner, attribute, handle))
             except Exception as error:  # an import must not fail because of us
+                if isinstance(error, AttributeError) and (name, path) in self._optional:
+                    continue
                 recording.fault(f"putting the boundary on {name}.{path}", error)
 
     def has(self, owner: Any, attribute: str) -> bool:

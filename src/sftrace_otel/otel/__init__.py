@@ -22,6 +22,7 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        McpInstrumentor,
         OpenAIInstrumentor,
         ToolsInstrumentor,
     )
@@ -31,6 +32,7 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
         lambda: HttpInstrumentor().instrument(),
         lambda: OpenAIInstrumentor().instrument(),
         lambda: AnthropicInstrumentor().instrument(),
+        lambda: McpInstrumentor().instrument(),
         lambda: ToolsInstrumentor().instrument(tools=tools),
         watch,
         attach,
@@ -42,6 +44,7 @@ def uninstrument() -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        McpInstrumentor,
         OpenAIInstrumentor,
         ToolsInstrumentor,
     )
@@ -49,6 +52,7 @@ def uninstrument() -> None:
 
     _each(
         lambda: ToolsInstrumentor().uninstrument(),
+        lambda: McpInstrumentor().uninstrument(),
         lambda: AnthropicInstrumentor().uninstrument(),
         lambda: OpenAIInstrumentor().uninstrument(),
         lambda: HttpInstrumentor().uninstrument(),

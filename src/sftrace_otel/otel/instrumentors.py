@@ -14,10 +14,10 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, openai, tools
+from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, mcp, openai, tools
 from sftrace_otel.otel.opening import read_settings
 
-__all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
+__all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "McpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
 
 
 class _Boundary(BaseInstrumentor):  # type: ignore[misc]
@@ -66,6 +66,16 @@ class AnthropicInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         anthropic.uninstall()
+
+
+class McpInstrumentor(_Boundary):
+    """Client sessions of the mcp SDK, and the transports below them."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        mcp.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        mcp.uninstall()
 
 
 class ToolsInstrumentor(_Boundary):

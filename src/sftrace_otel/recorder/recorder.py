@@ -719,7 +719,8 @@ class Recorder:
         process's. The caller ends a run of its own with `close_run`."""
         mode = self.settings.scope
         own = mode == "trace" or (mode == "auto" and (kind in OWN_RUN_KINDS or operation == "invoke_agent"))
-        return self.new_run("trace", origin={}) if own else self.process_run()
+        origin = {"parent_run": self.settings.parent} if self.settings.parent else {}
+        return self.new_run("trace", origin=origin) if own else self.process_run()
 
     def span_call(self, run: Run, record: SpanRecord, mapped: MappedCall, *, above: Call | None = None) -> Call | None:
         """Journal a call that is known only from its ended span, under the call `above`. Never raises.
