@@ -98,6 +98,7 @@ class Recorder:
         self.notify = notify or _stderr
         self.service: str | None = None
         self.connections: Callable[[], list[dict[str, object]]] = list
+        self.commands: Callable[[], list[dict[str, object]]] = list
         self.propagate = False
         """Whether processes that this one starts are told the run they belong to (`OTEL_SFTRACE_PARENT`)."""
         self.before_close: list[Callable[[], None]] = []
@@ -952,7 +953,7 @@ class Recorder:
         )
 
     def _run_json(self, run: Run) -> dict[str, object]:
-        connections = self.connections() if run.kind == "process" else []
+        connections, programs = self._ways_out(run)
         obstacles = self.obstacles(run)
         return {
             "schema_version": "1",
@@ -963,6 +964,7 @@ class Recorder:
             "losses": dict(run.losses),
             "verdict": {"offline": not obstacles, "obstacles": obstacles},
             "connections": connections,
+            **({"programs": programs} if programs else {}),
             "policy": self.policy.describe(),
             "settings": self.settings.public(),
             "command": self.command(),
@@ -971,8 +973,17 @@ class Recorder:
 
     def obstacles(self, run: Run) -> list[Obstacle]:
         """What keeps a run from replaying offline."""
-        connections = self.connections() if run.kind == "process" else []
-        return obstacles_of(run, connections, content=self.has_content)
+        connections, programs = self._ways_out(run)
+        return obstacles_of(run, connections, programs, content=self.has_content)
+
+    def _ways_out(self, run: Run) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+        """Connections made and programs started outside every boundary: of the process, so they are told of its run."""
+        if run.kind != "process":
+            return [], []
+        return self.connections(), [
+            {key: spelled(self.policy.redact_text(str(value))[0]) for key, value in one.items()}
+            for one in self.commands()
+        ]
 
     def close(self) -> None:
         """End every open run; called at exit. Runs that begin later are closed by a second call."""

@@ -14,9 +14,15 @@ Obstacle: TypeAlias = dict[str, object]
 """`kind`, `what` it is, and what to `do` about it (formats/sidecars-v1.md, `run.json`)."""
 
 
-def obstacles_of(run: Run, connections: Sequence[Mapping[str, object]], *, content: bool) -> list[Obstacle]:
-    """What keeps a run from replaying offline. `connections`: those outside every boundary; `content`: payloads were
-    captured."""
+def obstacles_of(
+    run: Run,
+    connections: Sequence[Mapping[str, object]],
+    programs: Sequence[Mapping[str, object]] = (),
+    *,
+    content: bool,
+) -> list[Obstacle]:
+    """What keeps a run from replaying offline. `connections` made and `programs` started outside every boundary;
+    `content`: payloads were captured."""
     found: list[Obstacle] = []
     for name in run.answered.untraced():
         found.append(
@@ -49,6 +55,15 @@ def obstacles_of(run: Run, connections: Sequence[Mapping[str, object]], *, conte
                 "what": f"{connection['library']} connected to {where} outside every boundary",
                 "do": "use httpx, httpx2, aiohttp or urllib3 (requests) for it, or trace the function that makes it "
                 "as a tool",
+            }
+        )
+    for program in programs:
+        found.append(
+            {
+                "kind": "program",
+                "what": f"{program['library']} started the program {program['program']} outside every boundary",
+                "do": "trace the function that starts it as a tool, or replay with "
+                f"OTEL_SFTRACE_REPLAY_ALLOW=exec:{program['program']}",
             }
         )
     if not content:
