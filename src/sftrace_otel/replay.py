@@ -42,7 +42,8 @@ from sftrace_otel.core.plan import RecordedCall, extract_calls
 from sftrace_otel.core.prepare import prepare
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.core.report import ReplayReport, RunOutcome
-from sftrace_otel.core.session import Session
+from sftrace_otel.core.session import LiveCall, Session
+from sftrace_otel.core.trajectory import Step, Trajectory
 from sftrace_otel.errors import (
     RecordedDependencyError,
     ReplayError,
@@ -68,9 +69,12 @@ __all__ = [
     "ReplayReport",
     "ReplaySession",
     "Result",
+    "Step",
+    "Trajectory",
     "activate_from_settings",
     "replay_command",
     "replay_entrypoint",
+    "trajectory_of",
     "untraced_tools",
 ]
 
@@ -184,6 +188,17 @@ def _tools(bundle: Bundle) -> tuple[str, ...]:
     return tuple(one for one in tools if isinstance(one, str)) if isinstance(tools, list) else ()
 
 
+def trajectory_of(source: str | Path | Trace) -> Trajectory:
+    """The steps of a recording: its calls but those inside another one. Raises TraceStorageError for a bundle that is
+    invalid, changed or unreadable."""
+    return Trajectory(_step(call) for call in _recording_of(source).calls if call.parent is None)
+
+
+def _step(call: RecordedCall | LiveCall) -> Step:
+    payload = call.payload if isinstance(call, LiveCall) else call.input
+    return Step(call.kind, call.name, call.provider, payload)
+
+
 def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
     """Functions whose results went back to the model although no tool event holds them (`design.md`, "Frozen")."""
     answered = recorder.Answered()
@@ -228,6 +243,7 @@ class ReplaySession:
         self._entered = False
         self._outcome: RunOutcome | None = None
         self._gave_output = False
+        self._made: Sequence[RecordedCall | LiveCall] = ()
 
     @classmethod
     def from_trace(
@@ -304,6 +320,11 @@ class ReplaySession:
         """The error that stopped this replay, None while it goes on."""
         return self._session.latched
 
+    @property
+    def trajectory(self) -> Trajectory:
+        """What the program did so far: its calls in order, with assertions about them."""
+        return Trajectory(map(_step, self._made))
+
     def start(self) -> None:
         """Serve every boundary of this process from now on. Raises ReplayError when a replay is active already."""
         if self._entered:
@@ -315,6 +336,7 @@ class ReplaySession:
             )
         except RuntimeError as fault:
             raise ReplayError(str(fault), code="active") from None
+        self._made = self._active.made
         self._entered = True
 
     def stop(self, outcome: RunOutcome) -> None:

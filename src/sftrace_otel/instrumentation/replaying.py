@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftrace_otel import recorder
 from sftrace_otel.core.mapping import dialects
+from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.session import Decision, LiveCall, Session
 from sftrace_otel.errors import ReplayError, ReplayExhaustedError
@@ -45,6 +46,8 @@ class Active:
         self.blob = blob
         self.output: Prepared | None = None
         self.failure: BaseException | None = None
+        self.made: list[RecordedCall | LiveCall] = []
+        """What the program called so far, in order: the recorded calls that answered, and calls that have none."""
         self._holds_bare: bool | None = None
 
     @property
@@ -85,7 +88,9 @@ class Active:
             lineage=lineage,
             digest=prepared.digest,
         )
-        return self.session.decide(live, otherwise)
+        decision = self.session.decide(live, otherwise)
+        self.made.append(decision.call or live)
+        return decision
 
 
 _active: Active | None = None
