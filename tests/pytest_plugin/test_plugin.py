@@ -54,7 +54,8 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
         refund(search("shoes")["order"], amount=20)
         set_output("done")
     pytester.makeini(
-        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\naddopts = --strict-markers -p no:cacheprovider -p no:hypothesispytest"
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+        "addopts = --strict-markers -p no:cacheprovider -p no:hypothesispytest"
     )
     return pytester
 
