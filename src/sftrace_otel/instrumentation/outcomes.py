@@ -187,7 +187,7 @@ def _is_part(output: object) -> bool:
 
 def _error_answer(call: RecordedCall) -> Answer:
     outcome = call.outcome
-    kind = outcome.error_type or "InternalServerError"
+    module, _, kind = (outcome.error_type or "InternalServerError").rpartition(".")
     message = outcome.error_message or kind
     transport = _TRANSPORT.get(kind)
     if transport is not None or (kind not in _STATUS and call.kind == "http"):
@@ -196,7 +196,11 @@ def _error_answer(call: RecordedCall) -> Answer:
             None,
             (),
             [],
-            exception={"module": recorded.get("module"), "qualname": transport or kind, "message": message},
+            exception={
+                "module": recorded.get("module") or module or None,
+                "qualname": transport or kind,
+                "message": message,
+            },
         )
     status = int(kind) if kind.isdecimal() and 400 <= int(kind) < 600 else _STATUS.get(kind, 500)
     told = outcome.output if wire.failure_of(outcome.output) else None
