@@ -221,6 +221,21 @@ class RedactionPolicy:
         redacted = _settled(text, partial(documents.redact, self))
         return redacted, redacted != text
 
+    def vouched(self, data: bytes, dumped: bytes) -> object | None:
+        """A token that says that the JSON body `data` is without secrets, None where that is not certain.
+
+        `dumped` is the JSON of its value (orjson's, keys in their order), which `look` has just found clean: what
+        `redact_document` would ask of the value is known then. The token holds while `vouches` says so.
+        """
+        rules = self._clean  # a new one with each secret that is learned
+        if data[:1] not in (b"{", b"[") or not jsontext.spells_each_key_once(data, dumped):
+            return None
+        return None if self._texts.holds_known(data) else rules
+
+    def vouches(self, token: object | None) -> bool:
+        """Whether `vouched` gave `token` by the rules of now."""
+        return token is not None and token is self._clean
+
     def redact_bytes(self, data: bytes) -> bytes:
         """A body that is no UTF-8, without secrets: text parts of a multipart body, text in another encoding, what is
         packed. Where the place of a secret cannot be told, the mark alone stands for the whole."""
