@@ -19,6 +19,8 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from sftrace_otel.core.alike import Template
+
 __all__ = [
     "CHAT",
     "COMPLETIONS",
@@ -253,7 +255,7 @@ def _at(body: object, *path: str) -> Any:
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether `value` is an object; `Mapping` alone asks in Python, which takes long for what nearly all are or lack."""
+    """Whether `value` is an object; to ask `Mapping` of what nearly always is a dict takes longer."""
     return type(value) is dict or isinstance(value, Mapping)
 
 
@@ -340,7 +342,7 @@ def assemble(data: bytes) -> object:
 
     An error that the stream reports is its member `error`.
     """
-    chunks = [_decoded(text) for _, text in sse_events(data) if text.strip() != "[DONE]"]
+    chunks = _chunks(data)
     if not chunks:
         return None
     objects = [chunk for chunk in chunks if isinstance(chunk, dict)]
@@ -349,6 +351,69 @@ def assemble(data: bytes) -> object:
     if any("choices" in chunk for chunk in objects):
         return _completion(objects)
     return chunks
+
+
+def _chunks(data: bytes) -> list[Any]:
+    """What the events of a stream hold; of chat chunks that are alike but for their text, one with all of it."""
+    chunks: list[Any] = []
+    template: Template | None = None
+    raw: list[str] = []
+    texts: list[str] = []
+    templates = 0
+    for _, text in sse_events(data):
+        read = template.read(text) if template is not None else None
+        if read is not None:
+            raw.append(read[0])
+            texts.append(text)
+            continue
+        if raw:
+            chunks += _joined(template, raw, texts)
+            raw, texts = [], []
+        if text.strip() != "[DONE]":
+            chunk = _decoded(text)
+            chunks.append(chunk)
+            template = _template(text, chunk) if templates < _MANY_TEMPLATES else None
+            templates += template is not None
+    return chunks + _joined(template, raw, texts) if raw else chunks
+
+
+_MANY_TEMPLATES = 16
+_PLAIN_CHOICE = frozenset({"index", "delta", "finish_reason", "native_finish_reason", "logprobs"})
+
+
+def _template(text: str, chunk: Any) -> Template | None:
+    """The template of a chat chunk that continues one text and says nothing else; None for any other event."""
+    choices = chunk.get("choices") if type(chunk) is dict else None
+    if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+        return None
+    delta = choices[0].get("delta")
+    if type(delta) is not dict or not choices[0].keys() <= _PLAIN_CHOICE or choices[0].get("logprobs") is not None:
+        return None
+    if any(value is not None and type(value) is not str for value in delta.values()):
+        return None
+    said = _said(delta)
+    if len(said) != 1:
+        return None
+    return Template.of(text, chunk, ("choices", 0, "delta", said[0]), delta[said[0]])
+
+
+def _said(delta: Mapping[str, Any]) -> list[str]:
+    """The members of a delta that continue a text."""
+    return [key for key, value in delta.items() if type(value) is str and key not in _NAMES]
+
+
+def _joined(template: Template | None, raw: list[str], texts: list[str]) -> list[Any]:
+    """One chunk with all that chunks of a template say; where that cannot be read, each by itself."""
+    assert template is not None and isinstance(template.value, dict)
+    try:
+        spelled = '","'.join(raw)
+        said = msgspec.json.decode(f'["{spelled}"]')
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return [_decoded(text) for text in texts]
+    value: dict[str, Any] = template.value
+    choice = value["choices"][0]
+    delta = {**choice["delta"], _said(choice["delta"])[0]: "".join(said)}
+    return [{**value, "choices": [{**choice, "delta": delta}]}]
 
 
 def _completion(chunks: list[dict[str, Any]]) -> dict[str, Any]:
