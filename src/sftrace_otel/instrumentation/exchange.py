@@ -103,6 +103,17 @@ def body_value(data: bytes | None, media: str, policy: RedactionPolicy) -> objec
         return MARK if clean == MARK.encode() else {"base64": base64.b64encode(clean).decode("ascii")}
 
 
+def vouched_for(recorder: Recorder, prepared: Prepared, member: bytes | None, body: bytes) -> object | None:
+    """What the policy says of a body whose value is `prepared`, or the last `member` of it (`RedactionPolicy.vouched`):
+    one look serves the event and the wire."""
+    if not prepared.clean or not body or not recorder.has_content:
+        return None
+    data = prepared.data
+    if member is not None:
+        data = data[data.find(b'"%s":' % member) + len(member) + 3 : -1]
+    return recorder.policy.vouched(body, data)
+
+
 def request_payload(head: Head, body: bytes | None, policy: RedactionPolicy) -> dict[str, object]:
     """The input of an HTTP call."""
     return {
@@ -124,8 +135,8 @@ class Exchange:
 
     __slots__ = (
         "_bare", "_chunks", "_cut", "_done", "_full", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope",
-        "_sent_cut", "_span", "_started", "_status", "_upload_room", "call", "decoder", "head", "headers", "llm",
-        "reader", "reason", "recorder", "sent", "version",
+        "_sent_cut", "_span", "_started", "_status", "_upload_room", "_vouched", "call", "decoder", "head", "headers",
+        "llm", "reader", "reason", "recorder", "sent", "version",
     )  # fmt: skip
 
     def __init__(
@@ -160,6 +171,7 @@ class Exchange:
         self._http_span = 0
         self._scope: Scope = UNPLACED
         self._lineage: str | None = None
+        self._vouched: object | None = None
         self._started = recorder.ticks()
         self._done = False
 
@@ -184,16 +196,19 @@ class Exchange:
         if self.llm is not None:
             self.call = self.llm.attempt(self.head, body)
             self._number = self.llm.attempts - 1
+            self._vouched = self.llm.vouched
             if self.call is not None and self._http_span:
                 self.recorder.fold(self._http_span)
         else:
             self.call = self._begin_http(body)
 
     def _begin_http(self, body: bytes) -> Call | None:
+        prepared = self.recorder.prepare(request_payload(self.head, body, self.recorder.policy))
+        self._vouched = vouched_for(self.recorder, prepared, b"body", body)
         call = self.recorder.begin(
             "http",
             call_name(self.head, self.recorder.policy),
-            self.recorder.prepare(request_payload(self.head, body, self.recorder.policy)),
+            prepared,
             scope=self._scope,
             lineage=self._lineage,
             span=self._span,
@@ -297,6 +312,12 @@ class Exchange:
         extra = {"truncated": True} if self._cut else None
         sent = self.sent if isinstance(self.sent, bytes) else b"".join(self.sent)
         payload = self._answer(body) if self.llm is None and self._status is not None else None
+        if payload is not None:
+            vouched = vouched_for(self.recorder, payload, b"body", body)
+        elif self.llm is not None and self._status is not None:
+            vouched = self.llm.read(body, header(self.headers, "content-type"))
+        else:
+            vouched = None
         if self.call is not None:
             self.recorder.wire(
                 self.call,
@@ -304,6 +325,7 @@ class Exchange:
                 sent or None,
                 body if self._status is not None else None,
                 header(self.headers, "content-type") or None,
+                (self._vouched, vouched),
             )
         if self.llm is not None:
             self.llm.exchange_done(self._status, self.headers, body, end, error, self._first_chunk(), extra)

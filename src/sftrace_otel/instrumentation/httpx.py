@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
@@ -565,7 +564,8 @@ def _is_patched(module: ModuleType, kind: type) -> bool:
     for name, method in (("HTTPTransport", "handle_request"), ("AsyncHTTPTransport", "handle_async_request")):
         base = getattr(module, name)
         if issubclass(kind, base):
-            return inspect.getattr_static(kind, method, None) is vars(base).get(method) and _patches.has(base, method)
+            held = next((vars(one)[method] for one in kind.__mro__ if method in vars(one)), None)
+            return held is vars(base).get(method) and _patches.has(base, method)
     return False
 
 

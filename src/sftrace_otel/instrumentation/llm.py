@@ -20,9 +20,10 @@ import orjson
 
 from sftrace_otel.core.mapping import dialects, parts
 from sftrace_otel.core.mapping.wire import Endpoint
+from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying, tracing
-from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header
+from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header, vouched_for
 from sftrace_otel.instrumentation.outcomes import Answer, answers_of
 from sftrace_otel.recorder import Call, Recorder, Scope
 
@@ -55,6 +56,9 @@ class LlmCall:
         self.scope = scope
         self.lineage = scope.place() if lineage is None else lineage
         self.call: Call | None = None
+        self.vouched: object | None = None
+        """What the policy says of the body of the attempt under way (`RedactionPolicy.vouched`)."""
+        self._answer: tuple[bytes, object, Prepared] | None = None
         self._begun = False
         self._streams = False
         self._returned = False
@@ -70,16 +74,18 @@ class LlmCall:
         """An attempt is about to be sent; the first begins the call with its body. Gives the call."""
         self._last = None
         self._redirected = False
+        self.vouched = None
         self.attempts += 1
         if not self._begun:
             self._begun = True
             request = body_value(body, head.media() or "application/json", self.recorder.policy)
-            self._begin(dialects.ask(self.endpoint, head.url, request))
+            self._begin(dialects.ask(self.endpoint, head.url, request), body)
         return self.call
 
-    def _begin(self, asked: dialects.Inference) -> None:
+    def _begin(self, asked: dialects.Inference, body: bytes | None) -> None:
         self._streams = bool(asked.framing)
         prepared = self.recorder.prepare(asked.payload)
+        self.vouched = vouched_for(self.recorder, prepared, b"request", body or b"")
         ids = tracing.ids_of(self.span)
         self.call = self.recorder.begin(
             "llm",
@@ -125,6 +131,28 @@ class LlmCall:
             except (msgspec.MsgspecError, RecursionError):
                 pass
         return self.recorder.prepare(content).digest
+
+    def read(self, body: bytes, media: str) -> object | None:
+        """Read the answer of an attempt, and give what the policy says of it (`RedactionPolicy.vouched`).
+
+        That of a stream is put together: of its own bytes nothing is known by that.
+        """
+        self._answer = None
+        try:
+            framed, output, prepared = self._read(body, media)
+            self._answer = (body, output, prepared)
+            return None if framed else vouched_for(self.recorder, prepared, None, body)
+        except Exception:  # it is read again when the call ends, which says so
+            return None
+
+    def _read(self, body: bytes, media: str) -> tuple[bool, object, Prepared]:
+        """Whether `body` is a stream, its value or what it amounts to, and that prepared."""
+        framing = dialects.framing_of(self.endpoint, media, body)
+        if framing:
+            output = dialects.assemble(self.endpoint, body, framing)
+        else:
+            output = body_value(body, media, self.recorder.policy)
+        return bool(framing), output, self.recorder.prepare(output)
 
     def exchange_done(
         self,
@@ -177,15 +205,12 @@ class LlmCall:
             self._finish_span(raised or error)
 
     def _end_call(self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None) -> None:
-        media = header(headers, "content-type")
-        framing = dialects.framing_of(self.endpoint, media, body)
-        output = (
-            dialects.assemble(self.endpoint, body, framing)
-            if framing
-            else body_value(body, media, self.recorder.policy)
-        )
+        known, self._answer = self._answer, None
+        if known is not None and known[0] is body:
+            _, output, prepared = known
+        else:
+            _, output, prepared = self._read(body, header(headers, "content-type"))
         answered = dialects.answered(self.endpoint, output)
-        prepared = self.recorder.prepare(output)
         described = self.recorder.describe_error(error) if error is not None else self._said(answered, status)
         digest = self.recorder.end(
             self.call,
@@ -199,9 +224,9 @@ class LlmCall:
             extra=self._extra,
         )
         if self.span.is_recording():
-            self.span.set_attributes(answered.attributes)
             if digest is not None:
-                self.span.set_attribute("sftrace.output_hash", digest)
+                answered.attributes["sftrace.output_hash"] = digest
+            self.span.set_attributes(answered.attributes)
             if self.recorder.settings.content == "span":
                 self._show(parts.response_content(prepared.value))
         self._finish_span(error if error is not None or described is None else described["type"])

@@ -119,6 +119,7 @@ _SUPPRESSING = (
     getattr(otel_context, "_SUPPRESS_HTTP_INSTRUMENTATION_KEY", "suppress_instrumentation"),
 )
 """Context keys by which exporters keep their own requests out; the API's are made with a UUID at import."""
+_SUPPRESSING_KEYS = frozenset(_SUPPRESSING)
 
 
 def exporting() -> bool:
@@ -130,4 +131,6 @@ def exporting() -> bool:
 def suppressed() -> bool:
     """True where OpenTelemetry's own work (an exporter's request) is under way."""
     here = otel_context.get_current()
-    return bool(here) and any(here.get(key) for key in _SUPPRESSING)
+    if not here or _SUPPRESSING_KEYS.isdisjoint(here):
+        return False
+    return any(here.get(key) for key in _SUPPRESSING)

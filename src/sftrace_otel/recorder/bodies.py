@@ -22,12 +22,16 @@ class CleanBody(NamedTuple):
     changed: bool
 
 
-def clean_body(policy: RedactionPolicy, data: bytes | None) -> CleanBody | None:
-    """`data` as it may be written. Takes time in proportion to its length: hold no lock."""
+def clean_body(policy: RedactionPolicy, data: bytes | None, vouched: object | None = None) -> CleanBody | None:
+    """`data` as it may be written; `vouched` is what the policy said of it before.
+
+    Takes time in proportion to its length: hold no lock.
+    """
     if data is None:
         return None
     try:
-        text, changed = policy.redact_document(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        text, changed = (text, False) if policy.vouches(vouched) else policy.redact_document(text)
     except UnicodeDecodeError:
         clean = policy.redact_bytes(data)
         return CleanBody(clean, None, clean != data)

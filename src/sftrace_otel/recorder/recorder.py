@@ -549,15 +549,18 @@ class Recorder:
         request: bytes | None,
         response: bytes | None,
         media: str | None,
+        vouched: tuple[object | None, object | None] = (None, None),
     ) -> None:
-        """Journal one HTTP attempt of a call; bodies are redacted here, before they are named."""
+        """Journal one HTTP attempt of a call; bodies are redacted here, before they are named, but for those that the
+        policy has `vouched` for."""
         if call is None or not self.has_content:
             return
         run = call.run
         try:
             sent = row["request"]
             assert isinstance(sent, dict)
-            out, back = clean_body(self.policy, request), clean_body(self.policy, response)
+            out = clean_body(self.policy, request, vouched[0])
+            back = clean_body(self.policy, response, vouched[1])
             if back is not None and back.changed and response is not None:
                 row["chunks"] = moved_chunks(row.get("chunks"), response, back.data)
             if (out is not None and out.changed) or (back is not None and back.changed):

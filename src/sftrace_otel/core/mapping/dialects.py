@@ -9,6 +9,7 @@ alone: there the body is the SDK's own. A recorded call finds its dialect by its
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import msgspec
 
 from sftrace_otel.core.mapping import framing as framings
 from sftrace_otel.core.mapping import wire, wire_anthropic, wire_gemini, wire_ollama
-from sftrace_otel.core.mapping.wire import Endpoint
+from sftrace_otel.core.mapping.wire import Endpoint, is_mapping
 
 __all__ = [
     "Answered", "Inference", "answered", "ask", "assemble", "complete_stream", "endpoint_of", "error_body",
@@ -188,15 +189,21 @@ _OWN_HOSTS = frozenset({"ollama"})
 """Providers whose API nobody else speaks: at any host it is theirs."""
 
 
-def _at(method: str, url: str) -> Iterator[tuple[_Route, re.Match[str]]]:
+_Found = tuple[tuple[_Route, re.Match[str]], ...]
+
+
+def _at(method: str, url: str) -> _Found:
     """The routes that `method url` may be, the most special first."""
-    if method.upper() != "POST":
-        return
+    return _posted(url.partition("?")[0]) if method == "POST" or method.upper() == "POST" else ()
+
+
+@functools.lru_cache(256)
+def _posted(url: str) -> _Found:
+    """The routes of a URL without its query; remembered, since each call asks several times for the same few."""
     path = unquote(urlsplit(url).path).rstrip("/")
-    for route in _BY_TAIL.get(path.rpartition("/")[2].rpartition(":")[2], ()):
-        match = route.path.search(path)
-        if match is not None:
-            yield route, match
+    routes = _BY_TAIL.get(path.rpartition("/")[2].rpartition(":")[2], ())
+    matches = ((route, route.path.search(path)) for route in routes)
+    return tuple((route, match) for route, match in matches if match is not None)
 
 
 def _dialect(method: str | None) -> _Dialect:
@@ -208,7 +215,8 @@ def _dialect(method: str | None) -> _Dialect:
 
 def endpoint_of(method: str, url: str) -> Endpoint | None:
     """The LLM endpoint that `method url` is by its path alone; None for any other call."""
-    return next((route.endpoint for route, _ in _at(method, url)), None)
+    found = _at(method, url)
+    return found[0][0].endpoint if found else None
 
 
 def is_at(endpoint: Endpoint, method: str, url: str) -> bool:
@@ -218,8 +226,10 @@ def is_at(endpoint: Endpoint, method: str, url: str) -> bool:
 
 def ask(endpoint: Endpoint, url: str, request: object) -> Inference:
     """An LLM call of `endpoint` with the body `request`, sent to `url`."""
-    found = (match for route, match in _at("POST", url) if route.endpoint.method == endpoint.method)
-    return _inference(endpoint, next(found, None), url, request)
+    for route, match in _at("POST", url):
+        if route.endpoint.method == endpoint.method:
+            return _inference(endpoint, match, url, request)
+    return _inference(endpoint, None, url, request)
 
 
 def recognised(method: str, url: str, headers: Iterable[Sequence[str]], body: bytes) -> tuple[Inference, str] | None:
@@ -227,7 +237,7 @@ def recognised(method: str, url: str, headers: Iterable[Sequence[str]], body: by
 
     `headers` are [lower-case name, value] pairs.
     """
-    routes = list(_at(method, url))
+    routes = _at(method, url)
     if not routes:
         return None
     try:
@@ -248,7 +258,7 @@ _UNKNOWN = "unknown"
 
 
 def _inference(endpoint: Endpoint, match: re.Match[str] | None, url: str, request: object) -> Inference:
-    body = request if isinstance(request, Mapping) else {}
+    body = request if is_mapping(request) else {}
     model = body.get("model")
     payload: dict[str, object] = {"method": endpoint.method}
     if not isinstance(model, str) or not model:
@@ -280,7 +290,7 @@ def _provider(route: _Route, url: str) -> str:
 def request_attributes(inference: Inference, provider: str) -> dict[str, Any]:
     """Span attributes of a request; no content."""
     endpoint = inference.endpoint
-    body = inference.request if isinstance(inference.request, Mapping) else {}
+    body = inference.request if is_mapping(inference.request) else {}
     found = _dialect(endpoint.method).parameters(endpoint, body)
     found["gen_ai.operation.name"] = endpoint.operation
     found["gen_ai.provider.name"] = provider
@@ -293,7 +303,7 @@ def request_attributes(inference: Inference, provider: str) -> dict[str, Any]:
 
 def tool_answers(method: str | None, request: object) -> Iterator[tuple[str, str, object]]:
     """(call id, tool name, content) of each tool result that a request of `method` sends back to the model."""
-    if isinstance(request, Mapping):
+    if is_mapping(request):
         yield from _dialect(method).answers(request)
 
 
@@ -315,7 +325,7 @@ def assemble(endpoint: Endpoint, data: bytes, framing: str) -> object:
 def answered(endpoint: Endpoint, output: object) -> Answered:
     """What the answer `output` says, a body or what a stream amounts to."""
     failed = wire.failure_of(output)
-    if not isinstance(output, Mapping):
+    if not is_mapping(output):
         return Answered({}, None, (None, None, None), None, failed)
     dialect = _dialect(endpoint.method)
     attributes, tokens = dialect.attributes(output), dialect.tokens(output)

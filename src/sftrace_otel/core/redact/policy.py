@@ -84,6 +84,13 @@ def _any_of(values: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
 
+def _keys_of(value: Json) -> set[str]:
+    """All keys in `value`."""
+    if isinstance(value, dict):
+        return set(value).union(*map(_keys_of, value.values()))
+    return set().union(*map(_keys_of, value)) if isinstance(value, list) else set()
+
+
 def _settled(text: str, redact: Callable[[str], str]) -> str:
     """`text` redacted until it does not change any more; the mark where it does not come to rest."""
     for _ in range(_ROUNDS):
@@ -221,6 +228,21 @@ class RedactionPolicy:
         redacted = _settled(text, partial(documents.redact, self))
         return redacted, redacted != text
 
+    def vouched(self, data: bytes, dumped: bytes) -> object | None:
+        """A token that says that the JSON body `data` is without secrets, None where that is not certain.
+
+        `dumped` is the JSON of its value (orjson's, keys in their order), which `look` has just found clean: what
+        `redact_document` would ask of the value is known then. The token holds while `vouches` says so.
+        """
+        rules = self._clean  # a new one with each secret that is learned
+        if data[:1] not in (b"{", b"[") or not jsontext.spells_each_key_once(data, dumped):
+            return None
+        return None if self._texts.holds_known(data) else rules
+
+    def vouches(self, token: object | None) -> bool:
+        """Whether `vouched` gave `token` by the rules of now."""
+        return token is not None and token is self._clean
+
     def redact_bytes(self, data: bytes) -> bytes:
         """A body that is no UTF-8, without secrets: text parts of a multipart body, text in another encoding, what is
         packed. Where the place of a secret cannot be told, the mark alone stands for the whole."""
@@ -307,6 +329,14 @@ class RedactionPolicy:
         a known value may be spelled by what is between them, such as the JSON of a service account.
         """
         return self.is_clean(parts) and not self._texts.holds_known(text.encode("utf-8", "surrogatepass"))
+
+    def hold_nothing(self, texts: list[str], below: Json) -> bool:
+        """Whether `texts` are certainly without secrets wherever they stand in `below`, which `look` has found clean:
+        no key there may say anything of what stands under it."""
+        if not self._plain_names.issuperset(_keys_of(below)):
+            return False
+        longer = [text for text in texts if len(text) >= SHORTEST_SECRET]
+        return not longer or not self._texts.suspicious(longer)
 
     def look(self, value: object, room: int = _NO_LIMIT) -> Look:
         """A first look at `value`: is it plain JSON, at most 100 levels deep, and certainly without secrets?
