@@ -32,8 +32,8 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.recorder import Job, Scope, aside, callback, enter, leave, lineage, spawn, spawn_job, swap_job
-from sftrace_otel.recorder.lineage import held_by_callback, unfollowed
+from sftrace_otel.recorder import Job, Scope, aside, enter, lineage, spawn, spawn_job
+from sftrace_otel.recorder.lineage import CALLBACK, begin_job, end_job, held_by_callback, unfollowed
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -93,10 +93,7 @@ def _create_task(original: Function) -> Function:
                 task = original(self, coro, name=name, context=context)
         finally:
             if token is not None:
-                try:
-                    _reset(token)
-                except Exception as error:
-                    _fault("following a task", error)
+                _back(token)
         if scope.task is None and scope.owner == 0 and (self._task_factory is None or isinstance(task, asyncio.Task)):
             scope.task = _ref(task)  # its own, whichever of those that copy its context makes the first call
         return task
@@ -119,16 +116,20 @@ def _place(scope: Scope, context: Context) -> None:
         pass
 
 
-@fails_open("following a task", None)
 def _back(token: Token[Scope | None]) -> None:
     """Undo `enter`."""
-    leave(token)
+    try:
+        _reset(token)
+    except Exception as error:
+        _fault("following a task", error)
 
 
 # --- callbacks --------------------------------------------------------------------------------------------------------
 
 
-def _call_soon(original: Function) -> Function:
+def _call_soon(original: Function, safe: bool = False) -> Function:
+    """`safe`: what may be called by any thread."""
+
     def call_soon(self: Any, callback: Any, *args: Any, context: Context | None = None) -> Any:
         if recording._active is None and replaying._active is None:
             return original(self, callback, *args, context=context)
@@ -136,7 +137,7 @@ def _call_soon(original: Function) -> Function:
             if held_by_callback(context):
                 _unplaced(context)
             return original(self, callback, *args, context=context)
-        token = _called_back(callback)
+        token = _called_back(None if safe else self, callback)
         try:
             return original(self, callback, *args)
         finally:
@@ -150,7 +151,7 @@ def _call_at(original: Function) -> Function:
     def call_at(self: Any, when: Any, callback: Any, *args: Any, context: Context | None = None) -> Any:
         if context is not None or (recording._active is None and replaying._active is None):
             return original(self, when, callback, *args, context=context)
-        token = _called_back(callback)
+        token = _called_back(self, callback)
         try:
             return original(self, when, callback, *args)
         finally:
@@ -160,12 +161,18 @@ def _call_at(original: Function) -> Function:
     return call_at
 
 
-@fails_open("following a callback", None)
-def _called_back(function: Any) -> Token[Scope | None] | None:
+def _called_back(loop: Any, function: Any) -> Token[Scope | None] | None:
     """Give the callback its scope: it gets a copy of the current context, which has the scope until `_back`."""
-    if _is_plumbing(function):
+    try:
+        if _plumbing.get(getattr(function, "__module__", None)) or _is_plumbing(function):
+            return None
+        scope = aside() if _inside() and guard.is_inside() else spawn(loop)
+        if scope.owner == 0 and scope.task is None:
+            scope.task = CALLBACK
+        return enter(scope)
+    except Exception as error:
+        _fault("following a callback", error)
         return None
-    return enter(aside() if guard.is_inside() else callback())
 
 
 @fails_open("following a callback", None)
@@ -179,12 +186,13 @@ _plumbing: dict[str | None, bool] = {None: True}  # what is built in makes no ca
 
 def _is_plumbing(function: Any) -> bool:
     """Whether a callable is a library's own."""
-    module = getattr(function, "__module__", None)
+    while isinstance(function, functools.partial):
+        function = function.func
+    return _is_module_plumbing(getattr(function, "__module__", None))
+
+
+def _is_module_plumbing(module: Any) -> bool:
     known = _plumbing.get(module)
-    if module == "functools":
-        while isinstance(function, functools.partial):
-            function = function.func
-        known = _plumbing.get(module := getattr(function, "__module__", None))
     if known is None:
         known = _plumbing[module] = str(module).partition(".")[0] in _PLUMBING
     return known
@@ -204,17 +212,19 @@ def _thread_start(original: Function) -> Function:
     return start
 
 
-@fails_open("following a thread", None)
 def _started(thread: Any) -> None:
-    if not _is_own(thread) and not guard.is_inside():
-        setattr(thread, _SPAWNED, _spawned())
+    try:
+        if not _is_own(thread) and not (_inside() and guard.is_inside()):
+            thread._sftrace_spawned = _spawned()
+    except Exception as error:
+        _fault("following a thread", error)
 
 
 def _is_own(thread: Any) -> bool:
     """Whether a library started a thread for itself: the thread's class is the library's, or what it runs is."""
-    target = getattr(thread, "_target", None)
-    own = getattr(target, "__module__", None) is not None and _is_plumbing(target)
-    return own or _is_plumbing(type(thread))
+    module = getattr(getattr(thread, "_target", None), "__module__", None)
+    kind = type(thread).__module__
+    return (module is not None and _is_module_plumbing(module)) or (kind != "threading" and _is_module_plumbing(kind))
 
 
 def _bootstrap_inner(original: Function) -> Function:
@@ -224,18 +234,17 @@ def _bootstrap_inner(original: Function) -> Function:
             original(self)
             return
         context = getattr(self, "_context", None)  # Python 3.14: what the thread runs in
-        inside = context.run if isinstance(context, Context) else _call
-        before = inside(_begin, spawned)
+        own = context if isinstance(context, Context) else None
+        before = _begin(spawned) if own is None else own.run(_begin, spawned)
         try:
             original(self)
         finally:
-            inside(_end, before)
+            if own is None:
+                _end(before)
+            else:
+                own.run(_end, before)
 
     return _bootstrap_inner
-
-
-def _call(function: Function, *args: Any) -> Any:
-    return function(*args)
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -244,22 +253,21 @@ def _call(function: Function, *args: Any) -> Any:
 def _make_item(original: Function) -> Function:
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         if recording._active is not None or replaying._active is not None:
-            _handed(self)
+            try:
+                if not (_inside() and guard.is_inside()):
+                    self._sftrace_spawned = _spawned()
+            except Exception as error:
+                _fault("following a job", error)
         original(self, *args, **kwargs)
 
     return made
 
 
-@fails_open("following a job", None)
-def _handed(item: Any) -> None:
-    if not guard.is_inside():
-        item._sftrace_spawned = _spawned()
-
-
 def _run_item(original: Function) -> Function:
     def run(self: Any, *args: Any) -> None:
-        spawned = getattr(self, _SPAWNED, None)
-        if spawned is None:
+        try:
+            spawned = self._sftrace_spawned
+        except AttributeError:
             original(self, *args)
             return
         before = _begin(spawned)
@@ -276,23 +284,29 @@ def _spawned() -> Spawned:
     return spawn_job(), tracing.span_here()
 
 
-@fails_open("following a thread", None)
-def _begin(spawned: Spawned) -> tuple[Job | None, Any, Span | None] | None:
+Before: TypeAlias = "tuple[Job | None, Any, Span | None]"
+
+
+def _begin(spawned: Spawned) -> Before | None:
     """This thread works for what spawned it; give the result to `_end`."""
-    job, span = spawned
-    if job is not None:
-        job.scope.claim()
-    token = None if span is None or tracing.span_here() is not None else tracing.attached(span)
-    return swap_job(job), token, span
+    try:
+        job, span = spawned
+        token = None if span is None or tracing.span_here() is not None else tracing.attached(span)
+        return begin_job(job), token, span
+    except Exception as error:
+        _fault("following a thread", error)
+        return None
 
 
-@fails_open("following a thread", None, replay_too=True)
-def _end(before: tuple[Job | None, Any, Span | None] | None) -> None:
-    if before is not None:
-        job, token, span = before
-        swap_job(job)
-        if token is not None and span is not None and tracing.is_current(span):
-            tracing.detach(token)
+def _end(before: Before | None) -> None:
+    try:
+        if before is not None:
+            job, token, span = before
+            end_job(job)
+            if token is not None and span is not None and tracing.is_current(span):
+                tracing.detach(token)
+    except Exception as error:
+        recording.fault("following a thread", error)
 
 
 # --- what is called when a job is done --------------------------------------------------------------------------------
@@ -306,11 +320,23 @@ class _Done:
         self._spawned = spawned
 
     def __call__(self, future: Any) -> Any:
+        token = self._enter()
         before = _begin(self._spawned)
         try:
             return self.__wrapped__(future)
         finally:
             _end(before)
+            if token is not None:
+                _back(token)
+
+    @fails_open("following a callback", None)
+    def _enter(self) -> Token[Scope | None] | None:
+        """It is called by whoever ends the future, in any thread, task and context."""
+        job = self._spawned[0]
+        if job is None:
+            return None
+        job.scope.claim()
+        return enter(job.scope)
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
@@ -383,7 +409,9 @@ _patches = Patches("spawns")
 _patches.add_plain("asyncio.base_events", "BaseEventLoop.create_task", _create_task)
 _patches.add_plain("asyncio.base_events", "BaseEventLoop.call_soon", _call_soon)
 _patches.add_plain("asyncio.base_events", "BaseEventLoop.call_at", _call_at)
-_patches.add_plain("asyncio.base_events", "BaseEventLoop.call_soon_threadsafe", _call_soon)
+_patches.add_plain(
+    "asyncio.base_events", "BaseEventLoop.call_soon_threadsafe", functools.partial(_call_soon, safe=True)
+)
 _patches.add_plain("threading", "Thread.start", _thread_start)
 _patches.add_plain("threading", "Thread._bootstrap_inner", _bootstrap_inner)
 _patches.add_plain("concurrent.futures.thread", "_WorkItem.__init__", _make_item)

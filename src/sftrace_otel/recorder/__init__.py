@@ -18,7 +18,6 @@ from sftrace_otel.recorder.lineage import (
     Job,
     Scope,
     aside,
-    callback,
     current_scope,
     enter,
     entered,
@@ -28,7 +27,6 @@ from sftrace_otel.recorder.lineage import (
     restart_lineage,
     spawn,
     spawn_job,
-    swap_job,
 )
 from sftrace_otel.recorder.recorder import PARENT, Recorder, absolute
 from sftrace_otel.recorder.run import Answered, Call, Run
@@ -36,8 +34,8 @@ from sftrace_otel.settings import Settings
 
 __all__ = [
     "PARENT", "UNPLACED", "Answered", "Call", "Job", "Recorder", "Run", "Scope", "acquire", "active", "aside",
-    "callback", "close_all", "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave",
-    "load_policy", "release", "restart_lineage", "spawn", "spawn_job", "swap_job",
+    "close_all", "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave",
+    "load_policy", "release", "restart_lineage", "spawn", "spawn_job",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from sftrace_otel.recorder.run import Call, Run
 
 __all__ = [
-    "CALLBACK", "UNPLACED", "Job", "Scope", "aside", "callback", "current_scope", "current_task", "enter", "entered",
-    "forget_place", "held_by_callback", "inner", "leave", "restart_lineage", "spawn", "spawn_job", "swap_job",
-    "unfollowed",
+    "CALLBACK", "UNPLACED", "Job", "Scope", "aside", "begin_job", "current_scope", "current_task",
+    "end_job", "enter", "entered", "forget_place", "held_by_callback", "inner", "leave", "restart_lineage", "spawn",
+    "spawn_job", "unfollowed",
 ]  # fmt: skip
 
 
@@ -200,13 +200,23 @@ def current_scope() -> Scope:
     return UNPLACED
 
 
-def swap_job(job: Job | None) -> Job | None:
-    """This thread works for `job` from now on; gives what it worked for until now."""
+def begin_job(job: Job | None) -> Job | None:
+    """This thread works for `job` from now on, which is its own; give the result to `end_job`."""
     before = _thread.job
     _thread.job = job
-    if job is not None and "greenlet" in sys.modules:
-        _thread.greenlet = _greenlet()
+    if job is not None:
+        scope = job.scope
+        if "greenlet" in sys.modules:
+            _thread.greenlet = _greenlet()
+            scope.claim()
+        elif scope.owner == 0 and scope.task is None:
+            scope.owner = get_ident()
     return before
+
+
+def end_job(before: Job | None) -> None:
+    """This thread works again for what it worked for before."""
+    _thread.job = before
 
 
 class _Unplaced(Scope):
@@ -277,14 +287,6 @@ def spawn_job() -> Job | None:
     of the place."""
     scope = spawn()
     return None if scope is UNPLACED else Job(scope, _scope.get())
-
-
-def callback(loop: Any = None) -> Scope:
-    """The scope for a callback that an event loop is told of here and now; with `loop`, by this thread's own."""
-    scope = spawn(loop)
-    if scope.task is None and type(scope) is Scope:
-        scope.task = CALLBACK
-    return scope
 
 
 def held_by_callback(context: Context) -> bool:
