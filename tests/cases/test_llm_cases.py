@@ -668,7 +668,6 @@ def test_b10_tasks_and_to_thread_stay_in_the_trace(p: Path, provider: TracerProv
     assert len({row["trace_id"] for row in calls(p)}) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="issue 5: threads and executors keep their parent span")
 def test_b10_threads_stay_in_the_trace(p: Path, provider: TracerProvider) -> None:
     same = tool(lambda i: i)
     with rec(p), trace.get_tracer("t").start_as_current_span("turn") as turn, ThreadPoolExecutor(4) as pool:

@@ -78,7 +78,7 @@ class RecordingSession:
             raise RuntimeError("a record() block cannot be entered twice")
         self._entered = True
         if replaying._active is not None:
-            self._token = enter(Scope())
+            self._token = enter(_own_scope())
         else:
             self._begin()
         return self
@@ -94,13 +94,13 @@ class RecordingSession:
         if outer is not None:
             self._run, self._joined = outer, True
             return
-        run = recorder.new_run("record", target=self._free_path(recorder), origin={})
+        run = recorder.new_run("record", target=self._free_path(recorder), origin=recorder.parent_origin())
         run.agent = self.agent_name
         run.overwrite = self._overwrite
         if self._run_input is not None:
             run.input = recorder.prepare(self._run_input, self._serializer)
         self._run = run
-        self._token = enter(Scope(run=run))
+        self._token = enter(_own_scope(run))
         try:
             run.open()
         except OSError as error:
@@ -171,6 +171,13 @@ class RecordingSession:
         """A change of the agent's own state, as a `state_change` event."""
         if self._run is not None:
             _state_change(self._run, key, before, after, self._serializer)
+
+
+def _own_scope(run: Run | None = None) -> Scope:
+    """The scope of a block: of the thread and task that enter it, whoever makes the first call."""
+    scope = Scope(run=run)
+    scope.claim()
+    return scope
 
 
 def record(

@@ -81,6 +81,7 @@ class OpenCall:
     @fails_open("entering a call", None)
     def enter(self) -> tuple[Any, Any] | None:
         """Make the call's span and scope current; give the result to `leave` in the same function."""
+        self.scope.claim()
         return enter(self.scope), tracing.attached(self.span)
 
     @staticmethod

@@ -18,7 +18,7 @@ from sftrace_otel.version import __version__
 
 __all__ = [
     "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "exporting", "http_span_id", "is_current",
-    "name_root", "start_span", "suppressed", "traceparent_ids",
+    "name_root", "span_here", "start_span", "suppressed", "traceparent_ids",
 ]  # fmt: skip
 
 CLIENT = SpanKind.CLIENT
@@ -53,6 +53,14 @@ def attached(span: Span) -> object:
 def is_current(span: Span) -> bool:
     """Whether `span` is the current one: in another context than it was attached in, it is not ours to detach."""
     return trace.get_current_span() is span
+
+
+def span_here() -> Span | None:
+    """The current span, None without one."""
+    if not otel_context.get_current():
+        return None
+    span = trace.get_current_span()
+    return span if span.get_span_context().is_valid else None
 
 
 def detach(token: object) -> None:

@@ -15,25 +15,27 @@ from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.recorder.exceptions import how_ended
 from sftrace_otel.recorder.lineage import (
     UNPLACED,
+    Job,
     Scope,
     aside,
     current_scope,
     enter,
     entered,
+    forget_place,
     inner,
     leave,
     restart_lineage,
     spawn,
+    spawn_job,
 )
-from sftrace_otel.recorder.recorder import Recorder, absolute
+from sftrace_otel.recorder.recorder import PARENT, Recorder, absolute
 from sftrace_otel.recorder.run import Answered, Call, Run
 from sftrace_otel.settings import Settings
 
 __all__ = [
-    "UNPLACED", "Answered", "Call", "Recorder", "Run", "Scope", "acquire", "active", "aside", "close_all",
-    "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave", "load_policy", "release",
-    "restart_lineage",
-    "spawn",
+    "PARENT", "UNPLACED", "Answered", "Call", "Job", "Recorder", "Run", "Scope", "acquire", "active", "aside",
+    "close_all", "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave",
+    "load_policy", "release", "restart_lineage", "spawn", "spawn_job",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")
@@ -123,8 +125,9 @@ def _after_fork() -> None:
     """
     global _registry
     _registry = threading.Lock()
+    here = current_scope()
     for recorder in _recorders.values():
-        parent = recorder._process
+        parent = recorder.known_run(here)
         recorder._lock = threading.RLock()
         for run in recorder._runs.values():
             run.lock = threading.RLock()
@@ -141,7 +144,11 @@ def _after_fork() -> None:
         recorder._writing = threading.Lock()
         recorder._process = None
         if parent is not None:
-            recorder.settings = _with_parent(recorder.settings, parent.id)
+            recorder.settings = replace(recorder.settings, parent=parent.id)
+    forget_place()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:  # a process of multiprocessing has its own, and becomes the current one after this
+        process.current_process()._config.pop(PARENT, None)
     util = sys.modules.get("multiprocessing.util")
     if util is not None:  # its own fork forgets finalizers right after this, so ours is added once it has
         util.register_after_fork(close_all, lambda _: _close_with_worker())
@@ -153,11 +160,6 @@ def _close_with_worker() -> None:
     util = sys.modules.get("multiprocessing.util")
     if process is not None and util is not None and process.parent_process() is not None:
         util.Finalize(None, close_all, exitpriority=-100)
-
-
-def _with_parent(settings: Settings, run_id: str) -> Settings:
-
-    return replace(settings, parent=run_id)
 
 
 if hasattr(os, "register_at_fork"):

@@ -58,6 +58,9 @@ OWN_RUN_KINDS = frozenset({"SERVER", "CONSUMER"})
 _telling: ContextVar[bool] = ContextVar("sftrace_telling", default=False)
 """Whether a hook of the program is being told about a bundle; what it records tells nobody."""
 
+PARENT = "sftrace_parent"
+"""Where the configuration of a process of multiprocessing holds the id of the run that started it."""
+
 _environment: Sized = getattr(os.environ, "_data", os.environ)
 """What changes its length with the environment; CPython's own dictionary tells it in one step."""
 
@@ -186,13 +189,35 @@ class Recorder:
                 origin: dict[str, object] = {}
                 if self._process is not None:
                     origin["continues"] = self._process.id
-                elif self.settings.parent:
-                    origin["parent_run"] = self.settings.parent
+                else:
+                    origin = self.parent_origin()
                 self._process = self.new_run("process", origin=origin)
                 self._process.losses, self._unplaced = self._unplaced, {}
                 if self.propagate:
                     os.environ["OTEL_SFTRACE_PARENT"] = self._process.id
             return self._process
+
+    def parent_origin(self) -> dict[str, object]:
+        """What the first run of this process says of the run that started the process, as far as that is known."""
+        process = sys.modules.get("multiprocessing.process")
+        told = None if process is None else process.current_process()._config.get(PARENT)
+        parent = told or self.settings.parent
+        return {"parent_run": parent} if parent else {}
+
+    def known_run(self, scope: Scope) -> Run | None:
+        """The open run that a call in `scope` would go to, if there is one already. Takes no lock."""
+        run = scope.run
+        if run is not None and run.recorder is self and not run.closed:
+            return run
+        if scope is UNPLACED:
+            others = [run for run in list(self._runs.values()) if run.kind != "process" and not run.closed]
+            if len(others) == 1:
+                return others[0]
+        return self._process
+
+    def run_here(self) -> Run:
+        """The run of what happens here and now."""
+        return self.known_run(current_scope()) or self.process_run()
 
     def new_run(self, kind: str, *, target: Path | None = None, origin: Mapping[str, object] | None = None) -> Run:
         self._learn()
