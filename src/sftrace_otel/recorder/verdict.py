@@ -8,25 +8,26 @@ from typing import TypeAlias
 
 from sftrace_otel.recorder.run import Run
 
-__all__ = ["Obstacle", "obstacles_of"]
+__all__ = ["Obstacle", "obstacles_of", "untraced_tool"]
 
 Obstacle: TypeAlias = dict[str, object]
 """`kind`, `what` it is, and what to `do` about it (formats/sidecars-v1.md, `run.json`)."""
 
 
+def untraced_tool(name: str) -> Obstacle:
+    """The obstacle that the tool `name` left no event."""
+    return {
+        "kind": "untraced_tool",
+        "what": f"the result of {name} went back to the model, and no tool event holds it",
+        "do": f"decorate {name} with @trace_tool or name it in OTEL_SFTRACE_TOOLS",
+        "name": name,
+    }
+
+
 def obstacles_of(run: Run, connections: Sequence[Mapping[str, object]], *, content: bool) -> list[Obstacle]:
     """What keeps a run from replaying offline. `connections`: those outside every boundary; `content`: payloads were
     captured."""
-    found: list[Obstacle] = []
-    for name in run.answered.untraced():
-        found.append(
-            {
-                "kind": "untraced_tool",
-                "what": f"the result of {name} went back to the model, and no tool event holds it",
-                "do": f"decorate {name} with @trace_tool or name it in OTEL_SFTRACE_TOOLS",
-                "name": name,
-            }
-        )
+    found = [untraced_tool(name) for name in run.answered.untraced()]
     for host, count in run.websockets.items():
         seen = "a websocket" if count == 1 else f"{count} websockets"
         found.append(
