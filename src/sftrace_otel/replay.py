@@ -206,20 +206,13 @@ def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
         if call.kind == "llm":
             request = call.input.get("request") if isinstance(call.input, dict) else None
             for call_id, name, content in dialects.tool_answers(call.method, request):
-                answered.answer(call_id, name, _content_digest(content))
+                answered.answer(call_id, name, map(canonical.digest, dialects.results_of(content)))
+            for call_id, name in dialects.tool_calls(call.method, call.outcome.output):
+                answered.called(call_id, name)
         elif call.kind == "tool":
-            answered.tool(call.name, canonical.digest(call.outcome.output))
+            results = map(canonical.digest, dialects.results_of(call.outcome.output))
+            answered.tool(call.name, results, call.tool_call_ids)
     return answered.untraced()
-
-
-def _content_digest(content: Any) -> str:
-    """The digest that the tool's output would have, whether the program sent it as text or as JSON text."""
-    if isinstance(content, str):
-        try:
-            content = canonical.loads(content.encode("utf-8"))
-        except SftraceError:
-            pass
-    return canonical.digest(content)
 
 
 # --- the session ------------------------------------------------------------------------------------------------------

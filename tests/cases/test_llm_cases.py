@@ -1197,10 +1197,12 @@ def test_b20_wrapped_callables_look_as_before(name: str) -> None:
         assert (traced.__name__, traced.__qualname__) == (function.__name__, function.__qualname__)
 
 
-@pytest.mark.xfail(strict=True, reason="issue 5: a traced callable without a name is a function, which has one")
-@pytest.mark.parametrize("name", ["partial", "async partial", "callable"])
+@pytest.mark.parametrize("name", CALLABLES)
 def test_b20_a_callable_without_a_name_stays_without(name: str) -> None:
-    assert not hasattr(trace_tool(CALLABLES[name]), "__name__")
+    function, traced = CALLABLES[name], trace_tool(CALLABLES[name])
+    for attribute in ("__name__", "__qualname__"):
+        assert getattr(traced, attribute, None) == getattr(function, attribute, None)
+    assert hasattr(traced, "__name__") == (name not in ("partial", "async partial", "callable"))
 
 
 def test_b20_arguments_are_recorded_by_name_and_self_is_bound(p: Path) -> None:

@@ -85,6 +85,15 @@ def is_journal(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
+def head_of(journal: Path) -> Head | None:
+    """What a journal says of its run; None where it cannot be read."""
+    try:
+        first = next(iter(read_records(journal / JOURNAL_FILE, Counts())), None)
+    except OSError:
+        return None
+    return first if isinstance(first, Head) else None
+
+
 def _scan(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())

@@ -38,7 +38,10 @@ _RECORD_AGAIN: Final = "change the program back, or record again"
 
 _REFUSALS: Final = {
     "forbidden": ("its recorded policy forbids replaying it", "change its replay policy, or do not make the call"),
-    "manual": ("its recorded policy asks for approval, which frozen mode cannot give", "change its replay policy"),
+    "manual": (
+        "its recorded policy asks for approval, and none was given",
+        "let the tool's approve=, which is given the recorded call, return True, or change its replay policy",
+    ),
     "payload_truncated": (
         "its payload was cut when it was recorded",
         "record again with a larger OTEL_SFTRACE_MAX_PAYLOAD_BYTES",

@@ -121,10 +121,16 @@ class Session:
             if self._latched is None:
                 self._latched = _twin(error)
 
-    def decide(self, live: LiveCall, otherwise: LiveCall | None = None) -> Decision:
+    def decide(
+        self,
+        live: LiveCall,
+        otherwise: LiveCall | None = None,
+        approve: Callable[[RecordedCall], bool] | None = None,
+    ) -> Decision:
         """Which recorded call answers `live`. It is used from then on, and what it enclosed is skipped with it.
 
         `otherwise` is the same call as another version recorded it; it is looked for where `live` has no answer.
+        `approve` is asked about a recorded call whose policy is manual; without it, or if it fails, the replay stops.
 
         Raises:
             ReplayExhaustedError: Everything that could answer has been used, or the recording ends inside the call.
@@ -137,7 +143,7 @@ class Session:
             try:
                 forms = [Asked(form, self._lookup) for form in (live, otherwise) if form is not None]
                 asked, index, rung = self._in_sequence(forms) if self.order == "strict" else self._find(forms)
-                self._require_servable(index, asked)
+                self._require_servable(index, asked, approve)
             except FormatError as error:
                 self._stop(diagnose.cannot_match(self._lookup, error))
             except ReplayError as error:
@@ -241,9 +247,9 @@ class Session:
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def _require_servable(self, index: int, asked: Asked) -> None:
+    def _require_servable(self, index: int, asked: Asked, approve: Callable[[RecordedCall], bool] | None) -> None:
         call = self._lookup.calls[index]
-        if call.policy in ("forbidden", "manual"):
+        if call.policy == "forbidden" or (call.policy == "manual" and not _approved(call, approve)):
             raise diagnose.refused(self._lookup, asked, index, call.policy)
         if call.outcome.truncated:
             raise diagnose.refused(self._lookup, asked, index, "payload_truncated")
@@ -291,6 +297,13 @@ class Session:
         """Latch `error` without the frames it came through, and raise one like it."""
         self.latch(error)
         raise _twin(error) from error.__cause__
+
+
+def _approved(call: RecordedCall, approve: Callable[[RecordedCall], bool] | None) -> bool:
+    try:
+        return approve is not None and approve(call) is True
+    except Exception:
+        return False
 
 
 def _twin(error: ReplayError) -> ReplayError:

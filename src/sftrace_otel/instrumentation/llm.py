@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
 import orjson
 
 from sftrace_otel.core.mapping import dialects, parts
@@ -121,16 +120,8 @@ class LlmCall:
         answered = self.call.run.answered
         for call_id, name, content in dialects.tool_answers(self.endpoint.method, request):
             if not answered.known(call_id):
-                answered.answer(call_id, name, self._content_digest(content))
-
-    def _content_digest(self, content: object) -> str:
-        """The digest that a tool event's output would have had, whether the program sent it as text or as JSON text."""
-        if isinstance(content, str):
-            try:
-                content = msgspec.json.decode(content)
-            except (msgspec.MsgspecError, RecursionError):
-                pass
-        return self.recorder.prepare(content).digest
+                digests = [self.recorder.prepare(value).digest for value in dialects.results_of(content)]
+                answered.answer(call_id, name, digests)
 
     def read(self, body: bytes, media: str) -> object | None:
         """Read the answer of an attempt, and give what the policy says of it (`RedactionPolicy.vouched`).
@@ -211,6 +202,9 @@ class LlmCall:
         else:
             _, output, prepared = self._read(body, header(headers, "content-type"))
         answered = dialects.answered(self.endpoint, output)
+        for call_id, name in dialects.tool_calls(self.endpoint.method, output):
+            if self.call is not None:
+                self.call.run.answered.called(call_id, name)
         described = self.recorder.describe_error(error) if error is not None else self._said(answered, status)
         digest = self.recorder.end(
             self.call,

@@ -21,6 +21,7 @@ from sftrace_otel.errors import ReplayError, ReplayExhaustedError
 from sftrace_otel.instrumentation import guard
 
 if TYPE_CHECKING:
+    from sftrace_otel.core.plan import RecordedCall
     from sftrace_otel.core.redact import RedactionPolicy
 
 __all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_sdk", "read_beyond"]
@@ -76,6 +77,7 @@ class Active:
         model: str | None = None,
         method: str | None = None,
         otherwise: LiveCall | None = None,
+        approve: Callable[[RecordedCall], bool] | None = None,
     ) -> Decision:
         """Ask the session. Raises a ReplayError, latched, for a call that the recording has in neither form."""
         live = LiveCall(
@@ -88,7 +90,7 @@ class Active:
             lineage=lineage,
             digest=prepared.digest,
         )
-        decision = self.session.decide(live, otherwise)
+        decision = self.session.decide(live, otherwise, approve)
         self.made.append(decision.call or live)
         return decision
 

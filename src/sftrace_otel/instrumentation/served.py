@@ -39,11 +39,8 @@ class Served:
     def __init__(self, replay: replaying.Active, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.replay = replay
         lineage = current_scope().place()
-        try:
-            prepared = replay.prepare(tool.arguments(args, kwargs), tool.serializer)
-        except BaseException as error:
-            prepared = replay.prepare(unreadable(error))
-        decision = replay.decide("tool", tool.name, prepared, lineage=lineage)
+        prepared = tool.prepared(replay.prepare, args, kwargs)
+        decision = replay.decide("tool", tool.name, prepared, lineage=lineage, approve=tool.approve)
         assert decision.call is not None
         self.call = decision.call
         self.thrown: list[BaseException] = []

@@ -2,7 +2,8 @@
 """The boundary of tools: `@trace_tool`, and `module:callable` patterns patched on import.
 
 Decision: a plain function around the tool, of the tool's own kind (sync, async, generator, async generator), so that
-`inspect`, `pickle` by name and frameworks that read signatures see what they saw. Arguments are bound by signature with
+`inspect`, `pickle` by name and frameworks that read signatures see what they saw; around a partial or a callable
+object, which have no name, one of these. Arguments are bound by signature with
 defaults applied and `self`/`cls` left out: a positional call and the same call by keyword are equal. With nothing
 active the tool is called at once. Rejected: an object proxy (not picklable) and binding with `inspect` on every call
 (6 µs; the plan is made once per tool).
@@ -20,14 +21,16 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import wrapt
 
 from sftrace_otel import recorder as recording
+from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.failopen import fails_open
+from sftrace_otel.instrumentation.hiding import Hiding, Rule, scrubbed
 from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
@@ -38,6 +41,7 @@ __all__ = ["install", "patched", "trace_tool", "uninstall"]
 _log = logging.getLogger("sftrace_otel")
 F = TypeVar("F", bound=Callable[..., Any])
 Serializer = Callable[[object], object]
+Approve = Callable[[RecordedCall], bool]
 POLICIES = frozenset({"frozen", "live", "manual", "forbidden", "derived"})
 
 
@@ -51,6 +55,8 @@ def trace_tool(
     name: str | None = None,
     serializer: Serializer | None = None,
     replay_policy: str = "frozen",
+    approve: Approve | None = None,
+    redact: Rule | Sequence[Rule] = (),
 ) -> Callable[[F], F]: ...
 
 
@@ -61,31 +67,56 @@ def trace_tool(
     name: str | None = None,
     serializer: Serializer | None = None,
     replay_policy: str = "frozen",
+    approve: Approve | None = None,
+    redact: Rule | Sequence[Rule] = (),
 ) -> Any:
     """Record each call of a tool, and answer it from the recording under replay.
 
     Used bare or with options, on functions, methods, classmethods, staticmethods, coroutine functions, generators and
     async generators. `name`: the tool's name in events, by default the function's. `serializer`: turns values of one's
     own types into values that have a JSON form. `replay_policy`: `frozen` (answer from the recording), `live`,
-    `manual`, `forbidden` or `derived`, as the format page defines them. Raises ValueError for another policy and
-    TypeError for what cannot be called. The tool itself is unchanged: results and exceptions pass through.
+    `manual` (ask `approve`), `forbidden` or `derived`, as the format page defines them. `approve`: given the recorded
+    call (`name`, `input`, `outcome`), says whether a replay may answer from it; asked while other calls of the replay
+    wait. `redact`: what is hidden before anything is stored, beside what the policy hides: names of arguments,
+    pointers (`/input/user/ssn`, `/output/rows/*/name`), and functions from the arguments (by name) or the result, as
+    JSON, to what is stored instead. A replay hides the same, and gives the program a result as it was stored.
+
+    Raises ValueError for another policy or a rule that fits no argument, TypeError for what cannot be called. The tool
+    itself is unchanged: results and exceptions pass through.
     """
     if replay_policy not in POLICIES:
         raise ValueError(f"replay_policy {replay_policy!r}: must be one of {', '.join(sorted(POLICIES))}")
-    if tool is None:
-        return functools.partial(_decorate, name=name, serializer=serializer, policy=replay_policy)
-    return _decorate(tool, name=name, serializer=serializer, policy=replay_policy)
+    if approve is not None and replay_policy != "manual":
+        raise ValueError("approve is asked for replay_policy='manual' only")
+    rules = (redact,) if isinstance(redact, str) or callable(redact) else tuple(redact)
+    options = _Options(name, serializer, replay_policy, approve, rules)
+    return functools.partial(_decorate, options=options) if tool is None else _decorate(tool, options)
 
 
-def _decorate(tool: Any, *, name: str | None, serializer: Serializer | None, policy: str) -> Any:
+class _Options(NamedTuple):
+    """What a decorator was given."""
+
+    name: str | None = None
+    serializer: Serializer | None = None
+    policy: str = "frozen"
+    approve: Approve | None = None
+    redact: tuple[Rule, ...] = ()
+
+
+def _decorate(tool: Any, options: _Options) -> Any:
     if isinstance(tool, (classmethod, staticmethod)):
-        wrapped = _decorate(tool.__func__, name=name, serializer=serializer, policy=policy)
-        return type(tool)(wrapped)
+        return type(tool)(_decorate(tool.__func__, options))
+    if isinstance(tool, functools.partialmethod):
+        return functools.partialmethod(_decorate(tool.func, options), *tool.args, **tool.keywords)
     if isinstance(tool, type):
         raise TypeError(f"trace_tool needs a function or method, not the class {tool.__qualname__}; trace its methods")
     if not callable(tool):
         raise TypeError(f"trace_tool needs something callable, not {type(tool).__name__}")
-    return _wrapper(Tool(tool, name or _name_of(tool), serializer, policy))
+    known = Tool(
+        tool, options.name or _name_of(tool), options.serializer, options.policy,
+        approve=options.approve, redact=options.redact,
+    )  # fmt: skip
+    return _wrapper(known) if hasattr(tool, "__name__") else _nameless(known, options)
 
 
 def _name_of(tool: Any) -> str:
@@ -101,15 +132,25 @@ class Tool:
     """What is known of a tool: how to call it, its name, and how its arguments bind."""
 
     __slots__ = (
-        "attributes", "call", "fixed", "is_method", "name", "parameters", "policy", "receiver", "serializer",
-        "signature", "span_name",
+        "approve", "attributes", "call", "fixed", "hiding", "is_method", "name", "parameters", "policy", "receiver",
+        "serializer", "signature", "span_name",
     )  # fmt: skip
 
-    def __init__(self, call: Callable[..., Any], name: str, serializer: Serializer | None, policy: str) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        name: str,
+        serializer: Serializer | None,
+        policy: str,
+        *,
+        approve: Approve | None = None,
+        redact: Sequence[Rule] = (),
+    ) -> None:
         self.call = call
         self.name = name
         self.serializer = serializer
         self.policy = policy
+        self.approve = approve
         self.span_name = f"execute_tool {name}"
         self.attributes = {
             "gen_ai.operation.name": "execute_tool",
@@ -124,6 +165,7 @@ class Tool:
         self.fixed = {} if self.parameters is None else _defaults(self.signature)
         self.receiver = _receiver(self.signature)
         self.is_method = _is_in_class(call)
+        self.hiding = _hiding(self.signature, redact) if redact else None
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by parameter name, defaults applied, `self` and `cls` left out; as given where they do not bind."""
@@ -141,6 +183,26 @@ class Tool:
                         del bound[self.receiver]
                     return bound
         return self._bind(args, kwargs)
+
+    def prepared(
+        self, prepare: Callable[[object, Serializer | None], Prepared], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Prepared:
+        """The arguments of a call as they are stored and matched; `prepare` is the recorder's or the replay's."""
+        try:
+            prepared = prepare(self.arguments(args, kwargs), self.serializer)
+        except BaseException as error:
+            prepared = prepare(unreadable(error), None)
+        if self.hiding is None:
+            return prepared
+        return self.hiding.input(prepared, lambda value: prepare(value, None), bound=self._binds(args, kwargs))
+
+    def _binds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        try:
+            if self.signature is not None:
+                self.signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return self.signature is not None
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -163,6 +225,14 @@ class Tool:
         members = (member for base in owner.__mro__ for member in tuple(vars(base).values()))
         self.is_method = any(_function_of(member) is self.call for member in members)
         return self.is_method
+
+
+def _hiding(signature: inspect.Signature | None, redact: Sequence[Rule]) -> Hiding:
+    if signature is None:
+        return Hiding(redact, None, None)
+    parameters = signature.parameters.values()
+    keywords = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD), None)
+    return Hiding(redact, None if keywords is not None else [one.name for one in parameters], keywords)
 
 
 _missing = object()
@@ -212,15 +282,13 @@ def _defaults(signature: inspect.Signature | None) -> dict[str, Any]:
 class _Recording(OpenCall):
     """A tool call being recorded. Fails open: a fault of ours leaves the tool alone."""
 
-    __slots__ = ("items", "tool")
+    __slots__ = ("items", "quoted", "tool")
 
     def __init__(self, recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tool = tool
         self.items: Items | None = None
-        try:
-            prepared = recorder.prepare(tool.arguments(args, kwargs), tool.serializer)
-        except BaseException as error:
-            prepared = recorder.prepare(unreadable(error))
+        prepared = tool.prepared(recorder.prepare, args, kwargs)
+        self.quoted = [] if tool.hiding is None else tool.hiding.texts(_as_given(tool, recorder, args, kwargs))
         attributes = tool.attributes
         if recorder.settings.content == "span":
             attributes = {**attributes, "gen_ai.tool.call.arguments": prepared.data.decode()}
@@ -239,10 +307,7 @@ class _Recording(OpenCall):
     @fails_open("recording a tool result", None)
     def returned(self, value: object, awaitable: str | None = None) -> None:
         try:
-            try:
-                prepared = self.recorder.prepare(value, self.tool.serializer)
-            except BaseException as error:
-                prepared = self.recorder.prepare(unreadable(error))
+            prepared = self._hidden(self._prepare(value))
             extra = None if awaitable is None else {"awaitable": awaitable}
             digest = self.recorder.end(self.call, prepared, extra=extra)
             self._note_result(digest, prepared)
@@ -254,18 +319,38 @@ class _Recording(OpenCall):
     def raised(self, error: BaseException, awaitable: str | None = None) -> None:
         try:
             end = "failed" if isinstance(error, asyncio.CancelledError) and not _is_cancelling() else None
-            if self.items is not None and self.call is not None:
-                described = self.recorder.describe_error(error)
-                how = end or how_ended(error)
-                output = self.items.output(described)
-                self.recorder.end(self.call, output, end=how, status="error", error=described)
-            else:
-                extra = None if awaitable is None else {"awaitable": awaitable}
+            extra = None if awaitable is None else {"awaitable": awaitable}
+            if self.call is None or (self.items is None and self.tool.hiding is None):
                 self.recorder.fail(self.call, error, end=end, extra=extra)
+            else:
+                described = self._described(error)
+                if self.items is not None:
+                    output = self._hidden(self.items.output(described))
+                else:
+                    output = self._prepare({"error_type": described["type"], "message": described["message"]})
+                how = end or how_ended(error)
+                self.recorder.end(self.call, output, end=how, status="error", error=described, extra=extra)
         except BaseException as fault:
             unreadable(fault)
             self.fault("recording a tool error", fault)
         self.end_span(error)
+
+    def _described(self, error: BaseException) -> dict[str, Any]:
+        """The error as it is stored. Where the tool hides something, its text may quote that, and its members hold it:
+        the members are left out, and what was hidden of the arguments is replaced in the text."""
+        described = self.recorder.describe_error(error)
+        if self.tool.hiding is None:
+            return described
+        text = scrubbed(described["message"], self.quoted)
+        hidden = self._hidden(self._prepare({"error_type": described["type"], "message": text})).value
+        message = hidden.get("message") if isinstance(hidden, dict) else hidden
+        left = {name: described[name] for name in ("type", "module", "qualname", "findings")}
+        return {**left, "message": message if isinstance(message, str) and message else described["type"]}
+
+    def _hidden(self, prepared: Prepared) -> Prepared:
+        """A result without what the tool hides."""
+        hiding = self.tool.hiding
+        return prepared if hiding is None else hiding.output(prepared, self.recorder.prepare)
 
     def _note_result(self, digest: str | None, prepared: Prepared) -> None:
         self.note_output(digest)
@@ -291,10 +376,10 @@ class _Recording(OpenCall):
             assert self.items is not None
             extra: dict[str, object] | None = None
             if value is not None and self.recorder.settings.capture == "full":
-                returned = self._prepare(value)
+                returned = self._hidden(self._prepare(value))
                 self.items.cut = self.items.cut or returned.truncated
                 extra = {"returned": {"value": returned.value, "tags": returned.tags}}
-            prepared = self.items.output()
+            prepared = self._hidden(self.items.output())
             digest = self.recorder.end(self.call, prepared, end=end, extra=extra)
             self._note_result(digest, prepared)
         except Exception as error:
@@ -348,6 +433,14 @@ class _Recording(OpenCall):
         self.end_span(error)
 
 
+def _as_given(tool: Tool, recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
+    """The arguments before the tool's own rules."""
+    try:
+        return recorder.prepare(tool.arguments(args, kwargs), tool.serializer)
+    except BaseException as error:
+        return recorder.prepare(unreadable(error))
+
+
 @fails_open("recording a tool call", None)
 def _begin(recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Recording | None:
     try:
@@ -377,26 +470,71 @@ def _is_cancelling() -> bool:
 # --- drivers ----------------------------------------------------------------------------------------------------------
 
 
+def _driver(tool: Tool, kind: object) -> Callable[..., Any]:
+    """A function around the tool of the kind that `kind` is."""
+    if inspect.isasyncgenfunction(kind):
+        return _async_generator(tool)
+    if inspect.iscoroutinefunction(kind):
+        return _coroutine(tool)
+    if inspect.isgeneratorfunction(kind):
+        return _generator(tool)
+    return _function(tool)
+
+
 def _wrapper(tool: Tool) -> Callable[..., Any]:
     target = tool.call
-    if inspect.isasyncgenfunction(target):
-        driver: Callable[..., Any] = _async_generator(tool)
-    elif inspect.iscoroutinefunction(target):
-        driver = _coroutine(tool)
-    elif inspect.isgeneratorfunction(target):
-        driver = _generator(tool)
-    else:
-        driver = _function(tool)
-    named = hasattr(target, "__name__")
+    driver = _driver(tool, target)
     driver.__annotations__ = {}
     driver = functools.wraps(target)(driver)
-    if not named:
-        driver.__name__ = driver.__qualname__ = tool.name
-    elif isinstance(target, FunctionType):  # read by frameworks; without a use for our own, which takes anything
+    if isinstance(target, FunctionType):  # read by frameworks; without a use for our own, which takes anything
         driver.__defaults__ = target.__defaults__  # type: ignore[attr-defined]
         driver.__kwdefaults__ = target.__kwdefaults__  # type: ignore[attr-defined]
+    for method in _OF_CACHES:
+        if hasattr(target, method):
+            setattr(driver, method, getattr(target, method))
     driver.__sftrace_tool__ = tool.name  # type: ignore[attr-defined]
     return driver
+
+
+_OF_CACHES = ("cache_info", "cache_clear")
+"""Methods of what `functools.lru_cache` makes, which `functools.wraps` does not see."""
+
+
+def _nameless(tool: Tool, options: _Options) -> Any:
+    """A partial or callable object stays one, since a function would have a name: frameworks ask for it."""
+    target = tool.call
+    if isinstance(target, functools.partial):
+        made: Any = _TracedPartial(_driver(tool, target))
+    else:
+        driver = _driver(tool, type(target).__call__)
+        kind = type("TracedCallable", (_TracedCallable,), {"__call__": staticmethod(driver), "__slots__": ()})
+        made = kind()
+    vars(made)["__annotations__"] = {}
+    functools.update_wrapper(made, target)
+    vars(made).update(__sftrace_tool__=tool.name, _sftrace_options=options)
+    return made
+
+
+class _TracedPartial(functools.partial[Any]):
+    """A traced `functools.partial`; it is copied and pickled as what it was made of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = vars(self)
+        return _decorate, (made["__wrapped__"], made["_sftrace_options"])
+
+
+class _TracedCallable:
+    """A traced object with `__call__`; its other attributes are those of the object."""
+
+    def __getattr__(self, name: str) -> Any:
+        made = vars(self)
+        if "__wrapped__" not in made:
+            raise AttributeError(name)
+        return getattr(made["__wrapped__"], name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = vars(self)
+        return _decorate, (made["__wrapped__"], made["_sftrace_options"])
 
 
 _FINAL = frozenset({dict, list, tuple, str, int, float, bool, bytes, type(None)})

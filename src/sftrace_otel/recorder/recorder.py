@@ -33,6 +33,7 @@ import msgspec
 from sftrace_otel.bundle.disk import Budget
 from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Journal, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
+from sftrace_otel.core.mapping.dialects import results_of
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.prices import Prices
@@ -464,7 +465,7 @@ class Recorder:
         try:
             payload = prepared if prepared is None or self.has_content else NULL
             if call.kind == "tool" and payload is not None:
-                run.answered.tool(call.name, payload.digest)
+                self._note_tool(call, payload, extra)
             with run.lock:
                 if run.closed:
                     run.lost("calls ended after the run closed")
@@ -501,6 +502,14 @@ class Recorder:
         except Exception as fault:
             self.fault("recording a result", fault, run)
             return None
+
+    def _note_tool(self, call: Call, payload: Prepared, extra: Mapping[str, object] | None) -> None:
+        """Have a tool's result account for an answer that the model gets."""
+        digests = [payload.digest]
+        if type(payload.value) is dict and "content" in payload.value:  # as MCP servers answer
+            digests += [self.prepare(value).digest for value in results_of(payload.value)]
+        ids = extra.get("tool_call_ids") if extra else None
+        call.run.answered.tool(call.name, digests, ids if isinstance(ids, list) else ())
 
     def _cost(
         self, call: Call, model: str | None, tokens: tuple[int | None, int | None, int | None], cached: int | None

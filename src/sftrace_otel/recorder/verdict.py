@@ -8,10 +8,20 @@ from typing import TypeAlias
 
 from sftrace_otel.recorder.run import Run
 
-__all__ = ["Obstacle", "obstacles_of"]
+__all__ = ["Obstacle", "obstacles_of", "untraced_tool"]
 
 Obstacle: TypeAlias = dict[str, object]
 """`kind`, `what` it is, and what to `do` about it (formats/sidecars-v1.md, `run.json`)."""
+
+
+def untraced_tool(name: str) -> Obstacle:
+    """The obstacle that the tool `name` left no event."""
+    return {
+        "kind": "untraced_tool",
+        "what": f"the result of {name} went back to the model, and no tool event holds it",
+        "do": f"decorate {name} with @trace_tool or name it in OTEL_SFTRACE_TOOLS",
+        "name": name,
+    }
 
 
 def obstacles_of(
@@ -23,16 +33,7 @@ def obstacles_of(
 ) -> list[Obstacle]:
     """What keeps a run from replaying offline. `connections` made and `programs` started outside every boundary;
     `content`: payloads were captured."""
-    found: list[Obstacle] = []
-    for name in run.answered.untraced():
-        found.append(
-            {
-                "kind": "untraced_tool",
-                "what": f"the result of {name} went back to the model, and no tool event holds it",
-                "do": f"decorate {name} with @trace_tool or name it in OTEL_SFTRACE_TOOLS",
-                "name": name,
-            }
-        )
+    found = [untraced_tool(name) for name in run.answered.untraced()]
     for host, count in run.websockets.items():
         seen = "a websocket" if count == 1 else f"{count} websockets"
         found.append(

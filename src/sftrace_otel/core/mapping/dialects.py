@@ -23,7 +23,7 @@ from sftrace_otel.core.mapping.wire import Endpoint, is_mapping
 
 __all__ = [
     "Answered", "Inference", "answered", "ask", "assemble", "complete_stream", "endpoint_of", "error_body",
-    "framing_of", "is_at", "recognised", "request_attributes", "stream_of", "tool_answers",
+    "framing_of", "is_at", "recognised", "request_attributes", "results_of", "stream_of", "tool_answers", "tool_calls",
 ]  # fmt: skip
 
 _Tokens = tuple[int | None, int | None, int | None]
@@ -37,7 +37,8 @@ class _Dialect(NamedTuple):
         parameters: Span attributes of the parameters in a request's body.
         attributes: Span attributes of an answer's body.
         tokens: (input, output, total) tokens of an answer's body.
-        answers: Tool results that a request's body sends back to the model, as (call id, name, content).
+        answers: Tool results that a request's body sends back to the model, as (call id, name, content); no name where
+            the body does not say it.
         assemble: (stream, framing) → the answer that it amounts to.
         stream: (method, answer, framing) → the bytes of a stream that amounts to it.
         error: (type, message) → the body with which the service says that a request failed.
@@ -46,7 +47,7 @@ class _Dialect(NamedTuple):
     parameters: Callable[[Endpoint, Mapping[str, Any]], dict[str, Any]]
     attributes: Callable[[Mapping[str, Any]], dict[str, Any]]
     tokens: Callable[[Mapping[str, Any]], _Tokens]
-    answers: Callable[[Mapping[str, Any]], Iterator[tuple[str, str, object]]]
+    answers: Callable[[Mapping[str, Any]], Iterator[tuple[str, str | None, object]]]
     assemble: Callable[[bytes, str], object]
     stream: Callable[[str, object, str], Iterable[bytes]]
     error: Callable[[str, str], dict[str, Any]]
@@ -301,10 +302,38 @@ def request_attributes(inference: Inference, provider: str) -> dict[str, Any]:
     return found
 
 
-def tool_answers(method: str | None, request: object) -> Iterator[tuple[str, str, object]]:
-    """(call id, tool name, content) of each tool result that a request of `method` sends back to the model."""
+def tool_answers(method: str | None, request: object) -> Iterator[tuple[str, str | None, object]]:
+    """(call id, tool name, content) of each tool result that a request of `method` sends back to the model.
+
+    Results of tools that ran at the service (web search, code execution) are none. The name is None where only an
+    earlier answer said it (`tool_calls`).
+    """
     if is_mapping(request):
         yield from _dialect(method).answers(request)
+
+
+def tool_calls(method: str | None, answer: object) -> Iterator[tuple[str, str]]:
+    """(call id, tool name) of each call that an answer asks for and that a later request may name by its id alone."""
+    if method == wire.RESPONSES.method and isinstance(answer, Mapping):
+        yield from wire.tool_calls(answer)
+
+
+def results_of(content: object) -> Iterator[Any]:
+    """What a tool may have given for its result to be sent as `content`: that itself, or, where it is text, the value
+    whose JSON it is; the text alone where it is sent as a list of one block, as services and MCP servers do."""
+    if isinstance(content, Mapping) and isinstance(content.get("content"), list):
+        yield content
+        content = content["content"]
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
+        block = content[0]
+        if block.get("type") in ("text", "input_text", "output_text"):
+            content = block.get("text")
+    yield content
+    if isinstance(content, str):
+        try:
+            yield msgspec.json.decode(content)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            pass
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ Sources: OpenAI's REST API (chat completions, completions, embeddings, responses
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ __all__ = [
     "stream_of",
     "tokens_of",
     "tool_answers",
+    "tool_calls",
 ]
 
 
@@ -266,25 +268,53 @@ def objects(value: object) -> Sequence[Mapping[str, Any]]:
     return [value] if value is not None and is_mapping(value) else ()
 
 
-def tool_answers(body: object) -> Iterator[tuple[str, str, object]]:
-    """(call id, function name, content) of each tool result that a request sends back to the model."""
+def tool_answers(body: object) -> Iterator[tuple[str, str | None, object]]:
+    """(call id, function name, content) of each tool result that a request sends back to the model.
+
+    The name is None where only an earlier answer of the service said it. A result without an id (functions, before
+    there were tools) is told from others by the conversation up to it, which later requests repeat.
+    """
     if not is_mapping(body):
         return
     names: dict[str, str] = {}
+    so_far = hashlib.sha256()
     for message in objects(body.get("messages")):
         for call in objects(message.get("tool_calls")):
-            function = call.get("function")
-            if is_mapping(function):
-                names[str(call.get("id"))] = str(function.get("name"))
-        if message.get("role") == "tool" and "tool_call_id" in message:
+            for kind in ("function", "custom"):
+                if is_mapping(call.get(kind)):
+                    names[str(call.get("id"))] = str(call[kind].get("name"))
+        role = message.get("role")
+        if role == "tool" and "tool_call_id" in message:
             call_id = str(message["tool_call_id"])
             yield call_id, names.get(call_id, call_id), message.get("content")
+        elif role == "function":
+            so_far.update(json.dumps(message, sort_keys=True, default=str).encode("utf-8", "replace"))
+            yield so_far.hexdigest(), str(message.get("name")), message.get("content")
     for item in objects(body.get("input")):
-        if item.get("type") == "function_call":
-            names[str(item.get("call_id"))] = str(item.get("name"))
-        elif item.get("type") == "function_call_output":
-            call_id = str(item.get("call_id"))
-            yield call_id, names.get(call_id, call_id), item.get("output")
+        kind = str(item.get("type"))
+        call_id = str(item.get("call_id"))
+        if kind in _LOCAL_CALLS:
+            names[call_id] = _name_of(item)
+        elif kind.removesuffix("_output") in _LOCAL_CALLS:
+            yield call_id, names.get(call_id) or _LOCAL_CALLS[kind.removesuffix("_output")], item.get("output")
+
+
+_LOCAL_CALLS: dict[str, str | None] = {
+    "function_call": None, "custom_tool_call": None, "computer_call": "computer", "local_shell_call": "local_shell",
+    "shell_call": "shell", "apply_patch_call": "apply_patch",
+}  # fmt: skip
+"""Types of items that ask the program to run something, not the service; with the name where the item has none."""
+
+
+def tool_calls(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(call id, function name) of each call in an answer of the responses API that the program is to make."""
+    for item in objects(answer.get("output")):
+        if item.get("type") in _LOCAL_CALLS:
+            yield str(item.get("call_id")), _name_of(item)
+
+
+def _name_of(item: Mapping[str, Any]) -> str:
+    return str(item.get("name") or _LOCAL_CALLS.get(str(item.get("type"))) or item.get("call_id"))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

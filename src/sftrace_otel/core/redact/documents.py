@@ -240,10 +240,7 @@ def _is_clean_stream(rules: Rules, text: str) -> bool:
     for run, pieces_of_run, padding_of_run in runs:
         if not rules.hold_nothing(pieces_of_run + padding_of_run, run.value):
             return False
-    for joined in map("".join, channels.values()):
-        if rules.redact_text(joined)[0] != joined:
-            return False
-    return True
+    return all(rules.redact_text(joined)[0] == joined for joined in map("".join, channels.values()))
 
 
 def _spelled_out(raw: list[str], into: list[str]) -> bool:
