@@ -7,7 +7,7 @@ wrapping `socket.socket`, which misses what took a reference earlier and changes
 
 A connection inside a boundary is known by a context variable that the boundary sets around its transport. While
 recording, exporters are known by OpenTelemetry's suppression key; under replay, where any program could set that, by
-the addresses of the configured OTLP endpoints.
+the addresses of the configured OTLP endpoints; a boundary goes inside there only with a call that was let out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.errors import ReplayPolicyError
 from sftrace_otel.instrumentation.tracing import suppressed
-from sftrace_otel.recorder.lineage import current_task
+from sftrace_otel.recorder.lineage import current_scope, current_task
 
 if TYPE_CHECKING:
     from sftrace_otel.core.session import Session
@@ -40,6 +40,8 @@ _hooked = False
 _noticing = False
 _session: Session | None = None
 _allowed: frozenset[tuple[str, int]] = frozenset()
+_applies: Callable[[str, int], bool] | None = None
+"""Whether a connection made here and now is the replay's business; None: each is."""
 _seen: dict[tuple[str, int], dict[str, object]] = {}
 _names: dict[int, str] = {}
 _lock = threading.Lock()
@@ -119,12 +121,16 @@ def forget_connections() -> None:
         _names.clear()
 
 
-def stop_connections(session: Session, allow: Sequence[str] = ()) -> None:
+def stop_connections(
+    session: Session, allow: Sequence[str] = (), applies: Callable[[str, int], bool] | None = None
+) -> None:
     """Raise ReplayPolicyError, latched in `session`, for connections outside `allow` (`host:port`).
 
-    Names in `allow`, and the OTLP endpoints of the environment, are resolved now: what counts later is the address.
+    `applies(host, port)` tells whether one that is made here and now counts; by default each does. Names
+    in `allow`, and the OTLP endpoints of the environment, are resolved now: what counts later is the address.
     """
-    global _session, _allowed
+    global _session, _allowed, _applies
+    _applies = applies
     _allowed = frozenset(_addresses([*allow, *_otlp_endpoints(os.environ)]))
     _session = session
     _hook()
@@ -165,8 +171,9 @@ def is_allowed(host: str, port: int | None) -> bool:
 
 def let_connections() -> None:
     """Stop stopping them."""
-    global _session, _allowed
+    global _session, _allowed, _applies
     _session = None
+    _applies = None
     _allowed = frozenset()
 
 
@@ -215,7 +222,9 @@ def _connect(sock: object, address: object) -> None:
 def _refuse(host: str, port: int) -> None:
     session = _session
     named = _names.get(port, host)
-    if session is None or (host, port) in _allowed:
+    if session is None or (host, port) in _allowed or _inside.get() or current_scope().live:
+        return
+    if _applies is not None and not _applies(host, port):
         return
     library = _library()
     error = ReplayPolicyError(

@@ -31,13 +31,16 @@ class Scope:
 
     Calls and spawns take slots from one counter, so `t1/0` is the first call of what was spawned in slot 1. A scope
     belongs to the thread and task that first used it; a call made elsewhere in it has no lineage, which is said (None),
-    never guessed.
+    never guessed. `live`: it is inside a call that a replay let out, so what is done there is really done.
     """
 
-    __slots__ = ("_owner", "_task", "count", "parent", "path", "run")
+    __slots__ = ("_owner", "_task", "count", "live", "parent", "path", "run")
 
-    def __init__(self, path: str = "", *, parent: str | None = None, run: Run | None = None) -> None:
+    def __init__(
+        self, path: str = "", *, parent: str | None = None, run: Run | None = None, live: bool = False
+    ) -> None:
         self.path = path
+        self.live = live
         self.parent = parent
         self.run = run
         self.count = 0
@@ -135,20 +138,21 @@ def spawn() -> Scope:
         return here
     slot = here.slot()
     if slot is None:
-        return _Unplaced(parent=here.parent, run=here.run)
-    return Scope(f"{here.path}t{slot}/", parent=here.parent, run=here.run)
+        return _Unplaced(parent=here.parent, run=here.run, live=here.live)
+    return Scope(f"{here.path}t{slot}/", parent=here.parent, run=here.run, live=here.live)
 
 
 def aside() -> Scope:
     """A scope that takes no slot: for what is spawned inside a boundary and is not the program's own."""
     here = current_scope()
-    return here if here is UNPLACED else _Unplaced(parent=here.parent, run=here.run)
+    return here if here is UNPLACED else _Unplaced(parent=here.parent, run=here.run, live=here.live)
 
 
-def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:
-    """The scope inside a call: its children hang on it."""
+def inner(call: Call | None, lineage: str | None, outer: Scope, *, live: bool = False) -> Scope:
+    """The scope inside a call: its children hang on it. `live`: a replay let the call out."""
     parent = outer.parent if call is None else call.id
     run = outer.run if call is None else call.run
+    live = live or outer.live
     if lineage is None:
-        return _Unplaced(parent=parent, run=run)
-    return Scope(f"{lineage}/", parent=parent, run=run)
+        return _Unplaced(parent=parent, run=run, live=live)
+    return Scope(f"{lineage}/", parent=parent, run=run, live=live)
