@@ -92,6 +92,8 @@ class ReplayReport:
         outcome_differences: Where the outputs part.
         ignored: The ignore rules that were in force.
         normalised: The normalisers that were in force.
+        spans: Spans that a span processor saw end; 0 without one.
+        outside: Instrumentation scope → spans of calls among them that no boundary answered: those calls were made.
     """
 
     mode: str
@@ -115,6 +117,8 @@ class ReplayReport:
     replaced: int = 0
     derived: int = 0
     normalised: tuple[str, ...] = ()
+    spans: int = 0
+    outside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -151,6 +155,8 @@ class ReplayReport:
             },
             "ignored": list(self.ignored),
             "normalised": list(self.normalised),
+            "spans": self.spans,
+            "outside": dict(self.outside),
         }
 
     def _diverged(self) -> Json:
@@ -202,6 +208,9 @@ class ReplayReport:
             yield "  where the recording was redacted, any value was taken"
         if self.ignored:
             yield f"  left out of matching: {', '.join(map(printable, self.ignored))}"
+        if self.outside:
+            names = ", ".join(f"{printable(name)} ({count})" for name, count in self.outside.items())
+            yield f"  spans of calls that no boundary answered, so they were made: {names}; trace those as tools"
         if self.normalised:
             yield f"  normalised before matching: {', '.join(map(printable, self.normalised))}"
 

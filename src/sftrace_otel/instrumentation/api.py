@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextvars import Token
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -68,6 +69,7 @@ class RecordingSession:
         self._run: Run | None = None
         self._joined = False
         self._token: Any = None
+        self._block: Token[bool] | None = None
         self._entered = False
 
     @property
@@ -81,6 +83,7 @@ class RecordingSession:
         self._entered = True
         if replaying._active is not None:
             self._token = enter(Scope())
+            self._block = replaying.in_block.set(True)
         else:
             self._begin()
         return self
@@ -123,6 +126,9 @@ class RecordingSession:
         token, self._token = self._token, None
         if token is not None:
             _left(token)
+        if self._block is not None:
+            with contextlib.suppress(ValueError):  # left in another context
+                replaying.in_block.reset(self._block)
         replay = replaying._active
         if replay is not None:
             replay.failure = error

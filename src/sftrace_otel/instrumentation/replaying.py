@@ -24,10 +24,14 @@ from sftrace_otel.instrumentation import guard
 if TYPE_CHECKING:
     from sftrace_otel.core.redact import RedactionPolicy
 
-__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_sdk", "read_beyond"]
+__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_block", "in_sdk", "read_beyond"]
 
 in_sdk: ContextVar[bool] = ContextVar("sftrace_in_sdk", default=False)
 """Whether an SDK that may catch a replay error and try again is around: then `ReplayStop` carries it through."""
+
+
+in_block: ContextVar[bool] = ContextVar("sftrace_replayed_block", default=False)
+"""Whether a `record()` block of the program is around, which is inert under replay."""
 
 
 class ReplayStop(BaseException):

@@ -193,6 +193,11 @@ class Recorder:
                     os.environ["OTEL_SFTRACE_PARENT"] = self._process.id
             return self._process
 
+    def adopt(self, run: Run) -> None:
+        """Let `run` be the run of the process: it takes what has no run of its own."""
+        with self._lock:
+            self._process = run
+
     def new_run(self, kind: str, *, target: Path | None = None, origin: Mapping[str, object] | None = None) -> Run:
         self._learn()
         run = Run(self, kind=kind, target=target, origin=origin or {})
