@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from sftrace_otel.core import match
 from sftrace_otel.core.session import LiveCall, RunOutcome, Session
 from sftrace_otel.errors import ReplayError, ReplayMismatchError
 
