@@ -207,7 +207,7 @@ def advise_on(kind: str, found: Sequence[Difference]) -> tuple[str, ...]:
         return (f"if the same service answers at another address, replay with --map-host {other}",)
     needed = [_volatile(item) for item in found]
     if all(needed):
-        names = list(dict.fromkeys(name for given in needed for name in given))
+        names = [name for name in match.NORMALISERS if any(name in given for given in needed)]
         places = ", ".join(f'"{printable(item.pointer)}"' for item in found[:SHOWN])
         options = " ".join(f"--normalize {name}" for name in names)
         return (
