@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sftrace_otel.otel import instrument, uninstrument
     from sftrace_otel.otel.exporter import SftraceExporter
     from sftrace_otel.otel.processor import SftraceSpanProcessor
+    from sftrace_otel.otel.replay_processor import ReplaySpanProcessor
     from sftrace_otel.replay import ReplaySession
     from sftrace_otel.trace import ToolCall, Trace
 
@@ -47,6 +48,7 @@ _WHERE = {
     "ReplayMismatchError": "errors",
     "ReplayPolicyError": "errors",
     "ReplaySession": "replay",
+    "ReplaySpanProcessor": "otel.replay_processor",
     "SftraceError": "errors",
     "SftraceExporter": "otel.exporter",
     "SftraceSpanProcessor": "otel.processor",
@@ -74,6 +76,7 @@ __all__ = [
     "ReplayMismatchError",
     "ReplayPolicyError",
     "ReplaySession",
+    "ReplaySpanProcessor",
     "SftraceError",
     "SftraceExporter",
     "SftraceSpanProcessor",

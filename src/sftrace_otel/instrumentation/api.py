@@ -15,17 +15,20 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextvars import Token
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
+from sftrace_otel.core.session import Decision
 from sftrace_otel.errors import SettingsError, TraceStorageError
 from sftrace_otel.instrumentation import boundaries, replaying, tracing
 from sftrace_otel.instrumentation.failopen import fails_open
-from sftrace_otel.instrumentation.opencall import OpenCall
+from sftrace_otel.instrumentation.opencall import OpenCall, Replayed
 from sftrace_otel.instrumentation.outcomes import give_back
+from sftrace_otel.instrumentation.running import Running
 from sftrace_otel.instrumentation.tools import POLICIES, Serializer
 from sftrace_otel.recorder import Recorder, Run, Scope, current_scope, enter, leave
 from sftrace_otel.settings import Settings
@@ -66,6 +69,7 @@ class RecordingSession:
         self._run: Run | None = None
         self._joined = False
         self._token: Any = None
+        self._block: Token[bool] | None = None
         self._entered = False
 
     @property
@@ -79,6 +83,7 @@ class RecordingSession:
         self._entered = True
         if replaying._active is not None:
             self._token = enter(_own_scope())
+            self._block = replaying.in_block.set(True)
         else:
             self._begin()
         return self
@@ -121,6 +126,9 @@ class RecordingSession:
         token, self._token = self._token, None
         if token is not None:
             _left(token)
+        if self._block is not None:
+            with contextlib.suppress(ValueError):  # left in another context
+                replaying.in_block.reset(self._block)
         replay = replaying._active
         if replay is not None:
             replay.failure = error
@@ -313,22 +321,30 @@ class _Semantic:
         if provider:
             self.attributes["gen_ai.provider.name"] = provider
 
-    def serve(self, replay: replaying.Active) -> Any:
+    def replayed(self, replay: replaying.Active) -> _Told | Running:
+        """The recorded end of the call, or what stands around it where it is made. Raises a ReplayError for neither."""
         lineage = current_scope().place()
         prepared = replay.prepare(self.payload, self.serializer)
         name = f"{self.provider}/{self.model}" if self.provider else self.model
-        decision = replay.decide("llm", name, prepared, lineage=lineage, provider=self.provider, model=self.model)
-        assert decision.call is not None
-        span = tracing.start_span(
-            _SCOPE, f"chat {self.model}", tracing.CLIENT, {**self.attributes, **replaying.marks(decision)}
+        decision = replay.decide(
+            "llm", name, prepared, lineage=lineage, provider=self.provider, model=self.model, runs=True
         )
-        try:
-            result = give_back(decision.call)
-        except BaseException as error:
-            tracing.end_span(span, error)
-            raise
-        tracing.end_span(span)
-        return result
+        if decision.action == "serve":
+            return _Told(self, decision)
+        recorder = recording._active
+        marks = replaying.marks(decision)
+        inside = Replayed(lineage, marks, decision.action == "live")
+        return Running(
+            replay,
+            decision,
+            lineage,
+            None if recorder is None else _Described(self, recorder, inside),
+            lambda value: replay.prepare(value, self.serializer),
+            tracer=_SCOPE,
+            span_name=f"chat {self.model}",
+            span_kind=tracing.CLIENT,
+            attributes=self.attributes,
+        )
 
     @fails_open("recording an LLM call", None)
     def begin(self, recorder: Recorder) -> _Described | None:
@@ -339,12 +355,32 @@ class _Semantic:
             return None
 
 
+class _Told:
+    """The recorded end of a call."""
+
+    def __init__(self, what: _Semantic, decision: Decision) -> None:
+        assert decision.call is not None
+        self.call = decision.call
+        attributes = {**what.attributes, **replaying.marks(decision)}
+        self.span = tracing.start_span(_SCOPE, f"chat {what.model}", tracing.CLIENT, attributes)
+
+    def result(self) -> Any:
+        """What it gave; raises what it raised."""
+        try:
+            result = give_back(self.call)
+        except BaseException as error:
+            tracing.end_span(self.span, error)
+            raise
+        tracing.end_span(self.span)
+        return result
+
+
 class _Described(OpenCall):
     """The recording of a `_Semantic` call."""
 
     __slots__ = ("what",)
 
-    def __init__(self, what: _Semantic, recorder: Recorder) -> None:
+    def __init__(self, what: _Semantic, recorder: Recorder, replayed: Replayed | None = None) -> None:
         self.what = what
         super().__init__(
             recorder,
@@ -358,6 +394,7 @@ class _Described(OpenCall):
             policy=what.policy,
             provider=what.provider,
             model=what.model,
+            replayed=replayed,
         )
 
     @fails_open("recording an LLM answer", None)
@@ -394,10 +431,15 @@ def llm_request(
     """
     what = _Semantic(model, input, provider, replay_policy, serializer)
     replay = replaying._active
+    described: _Described | Running | None
     if replay is not None:
-        return what.serve(replay)  # type: ignore[no-any-return]
-    recorder = recording._active
-    described = None if recorder is None else what.begin(recorder)
+        replayed = what.replayed(replay)
+        if isinstance(replayed, _Told):
+            return replayed.result()  # type: ignore[no-any-return]
+        described = replayed
+    else:
+        recorder = recording._active
+        described = None if recorder is None else what.begin(recorder)
     if described is None:
         return call()
     tokens = described.enter()
@@ -424,10 +466,15 @@ async def allm_request(
     """`llm_request` for a call that is awaited."""
     what = _Semantic(model, input, provider, replay_policy, serializer)
     replay = replaying._active
+    described: _Described | Running | None
     if replay is not None:
-        return what.serve(replay)  # type: ignore[no-any-return]
-    recorder = recording._active
-    described = None if recorder is None else what.begin(recorder)
+        replayed = what.replayed(replay)
+        if isinstance(replayed, _Told):
+            return replayed.result()  # type: ignore[no-any-return]
+        described = replayed
+    else:
+        recorder = recording._active
+        described = None if recorder is None else what.begin(recorder)
     if described is None:
         return await call()
     tokens = described.enter()

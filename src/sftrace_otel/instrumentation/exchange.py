@@ -176,13 +176,16 @@ class Exchange:
         self._done = False
 
     @fails_open("placing an exchange", None)
-    def place(self, span: tuple[int, int], http_span: int) -> None:
-        """Where the exchange is made: its spans, and its place in the lineage. Called where the program calls."""
+    def place(self, span: tuple[int, int], http_span: int, replayed: tuple[str | None] | None = None) -> None:
+        """Where the exchange is made: its spans, and its place in the lineage. Called where the program calls.
+
+        `replayed`: the place that a replay which lets it out has found.
+        """
         self._span = span
         self._http_span = http_span
         self._scope = current_scope()
         if self.llm is None:
-            self._lineage = self._scope.place()
+            self._lineage = self._scope.place() if replayed is None else replayed[0]
 
     @fails_open("recording a request", None)
     def begin(self, body: bytes) -> None:

@@ -8,11 +8,13 @@ wrapping `socket.socket` and `subprocess.Popen`, which misses what took a refere
 
 A connection inside a boundary is known by a context variable that the boundary sets around its transport. While
 recording, exporters are known by OpenTelemetry's suppression key; under replay, where any program could set that, by
-the addresses of the configured OTLP endpoints. What a traced tool does is not noticed: a replay skips it with the tool.
+the addresses of the configured OTLP endpoints; a boundary goes inside there only with a call that was let out. What a
+traced tool does is not noticed: a replay skips it with the tool.
 
-Let through under replay: what `allow` names (`host:port`, `exec:NAME`); names that need no look-up (`localhost`, this
-host's own); sockets of this machine that multiprocessing and loggers use; programs that the standard library starts to
-ask about the machine; and a Python process that starts under the same replay, which answers by itself.
+Let through under replay: what `allow` names (`host:port`, `exec:NAME`, `unix:PATH`); names that need no look-up
+(`localhost`, this host's own); sockets of this machine that multiprocessing and loggers use; programs that the standard
+library starts to ask about the machine; and a Python process that starts under the same replay, which answers by
+itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from pathlib import Path
@@ -49,6 +51,8 @@ _allowed: frozenset[tuple[str, int]] = frozenset()
 _allowed_names: frozenset[str] = frozenset()
 _allowed_words: frozenset[str] = frozenset()
 _EXEC, _UNIX = "exec:", "unix:"
+_applies: Callable[[str, int], bool] | None = None
+"""Whether a connection made here and now is the replay's business; None: each is."""
 _seen: dict[tuple[str, int], dict[str, object]] = {}
 _started: dict[str, dict[str, object]] = {}
 _names: dict[int, str] = {}
@@ -139,13 +143,17 @@ def forget_connections() -> None:
         _names.clear()
 
 
-def stop_connections(session: Session, allow: Sequence[str] = ()) -> None:
+def stop_connections(
+    session: Session, allow: Sequence[str] = (), applies: Callable[[str, int], bool] | None = None
+) -> None:
     """Raise ReplayPolicyError, latched in `session`, for what is outside `allow`: `host:port`, `exec:PROGRAM`,
     `unix:PATH`.
 
-    Names in `allow`, and the OTLP endpoints of the environment, are resolved now: what counts later is the address.
+    `applies(host, port)` tells whether one that is made here and now counts; by default each does. Names
+    in `allow`, and the OTLP endpoints of the environment, are resolved now: what counts later is the address.
     """
-    global _session, _allowed, _allowed_names, _allowed_words
+    global _session, _allowed, _allowed_names, _allowed_words, _applies
+    _applies = applies
     _allowed_words = frozenset(allow)
     places = [place for place in allow if not place.startswith((_EXEC, _UNIX))]
     _allowed = frozenset(_addresses([*places, *_otlp_endpoints(os.environ)]))
@@ -189,8 +197,9 @@ def is_allowed(host: str, port: int | None) -> bool:
 
 def let_connections() -> None:
     """Stop stopping them."""
-    global _session, _allowed, _allowed_names, _allowed_words
+    global _session, _allowed, _allowed_names, _allowed_words, _applies
     _session = None
+    _applies = None
     _allowed = frozenset()
     _allowed_names = _allowed_words = frozenset()
 
@@ -269,7 +278,8 @@ def _connect(sock: object, address: object) -> None:
     if _session is not None:
         if (host, port) not in _allowed:
             named = _names.get(port, host)
-            _refuse(f"connect to {named}:{port}", f"allow it with OTEL_SFTRACE_REPLAY_ALLOW={named}:{port}")
+            instead = f"allow it with OTEL_SFTRACE_REPLAY_ALLOW={named}:{port}"
+            _refuse(f"connect to {named}:{port}", instead, host, port)
     elif not _inside.get() and not suppressed() and current_scope().parent is None:
         _notice(host, port)
 
@@ -283,9 +293,12 @@ def _connect_here(path: str) -> None:
         _refuse(f"connect to the socket {path!r}", f"allow it with OTEL_SFTRACE_REPLAY_ALLOW={_UNIX}{path}")
 
 
-def _refuse(what: str, instead: str) -> None:
+def _refuse(what: str, instead: str, host: str = "", port: int = 0) -> None:
+    """Stop the replay, unless the call was let out or `_applies` says that it is none of the replay's business."""
     session = _session
-    if session is None:
+    if session is None or _inside.get() or current_scope().live:
+        return
+    if _applies is not None and not _applies(host, port):
         return
     error = ReplayPolicyError(
         f"replay: {_library()} tried to {what}, which no boundary answers; nothing was sent. Trace the function that "

@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping import dialects, parts
 from sftrace_otel.core.mapping.wire import Endpoint
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header, vouched_for
-from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.instrumentation.outcomes import Answer, GoesOut, answers_of
 from sftrace_otel.recorder import Call, Recorder, Scope
 
 if TYPE_CHECKING:
@@ -259,24 +260,31 @@ class ServedLlmCall:
         self._answers: list[Answer] | None = None
         self._next = 0
         self._redirected = False
+        self._scope = scope
+        self._goes_out = False
+        self.recording: LlmCall | None = None
+        """The recording of a call that goes out, where the replay is recorded."""
 
     def owns(self, head: Head) -> bool:
         """As `LlmCall.owns`."""
         return self._redirected or is_own(head, self.endpoint, self._host)
 
-    def serve(self, head: Head, body: bytes | None) -> Answer:
-        """The answer of the next attempt. Raises ReplayStop with the error of the session."""
+    def serve(self, head: Head, body: bytes | None) -> Answer | GoesOut:
+        """The answer of the next attempt, or that it goes out. Raises ReplayStop with the error of the session."""
         try:
-            if self._answers is None:
+            if self._answers is None and not self._goes_out:
                 self._answers = self._match(head, body)
         except ReplayError as error:
             raise replaying.ReplayStop(error) from None
+        if self._answers is None:
+            return GoesOut(self.lineage)
         answer = self._answers[min(self._next, len(self._answers) - 1)]
         self._next += 1
         self._redirected = answer.status is not None and 300 <= answer.status < 400
         return answer
 
-    def _match(self, head: Head, body: bytes | None) -> list[Answer]:
+    def _match(self, head: Head, body: bytes | None) -> list[Answer] | None:
+        """The answers of its attempts; None where it goes out."""
         request = body_value(body, head.media() or "application/json", self.active.policy)
         asked = dialects.ask(self.endpoint, head.url, request)
         prepared = self.active.prepare(asked.payload)
@@ -289,15 +297,29 @@ class ServedLlmCall:
             model=asked.model,
             method=self.endpoint.method,
         )
-        assert decision.call is not None
         if self.span.is_recording():
             self.span.set_attributes(replaying.marks(decision))
+        if decision.action == "live":
+            self._goes_out = True
+            recorder = recording._active
+            if recorder is not None:
+                self.recording = LlmCall(
+                    recorder, self.endpoint, self.provider, self._host, self.span, self._scope, self.lineage
+                )
+            return None
+        assert decision.call is not None
+        if self.span.is_recording():
             self.span.set_attributes(dialects.answered(self.endpoint, decision.call.outcome.output).attributes)
         return answers_of(decision.call, framing=asked.framing, blob=self.active.blob)
 
     def ended(self, error: BaseException | None) -> None:
         """The SDK returned or raised."""
-        tracing.end_span(self.span, error)
+        if self.recording is None:
+            tracing.end_span(self.span, error)
+        elif error is None:
+            self.recording.returned()
+        else:
+            self.recording.raised(error)
 
 
 def is_own(head: Head, endpoint: Endpoint, host: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sftrace_otel.core.mapping import dialects, wire
 from sftrace_otel.core.prepare import restore
@@ -23,7 +23,7 @@ from sftrace_otel.instrumentation.exchange import described_encoding
 if TYPE_CHECKING:
     from sftrace_otel.core.plan import RecordedCall
 
-__all__ = ["Answer", "answers_of", "give_back"]
+__all__ = ["Answer", "GoesOut", "answers_of", "give_back"]
 
 
 def give_back(call: RecordedCall) -> object:
@@ -74,6 +74,12 @@ class Answer:
         self.reason = reason
         self.version = version
         self.exception = exception
+
+
+class GoesOut(NamedTuple):
+    """In place of an answer: the exchange is made, since the replay lets the call out; and its place."""
+
+    lineage: str | None
 
 
 _STATUS = {

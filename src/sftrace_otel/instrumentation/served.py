@@ -32,15 +32,24 @@ SCOPE = "sftrace_otel.tools"
 
 
 class Served:
-    """The recorded call that answers a live one. Making it raises a ReplayError where the recording has none."""
+    """The recorded call that answers a live one. Making it raises a ReplayError where the recording has none.
 
-    __slots__ = ("call", "replay", "span", "thrown")
+    `runs`: it is not served, the tool runs.
+    """
+
+    __slots__ = ("call", "decision", "lineage", "replay", "runs", "span", "thrown")
 
     def __init__(self, replay: replaying.Active, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.replay = replay
         lineage = current_scope().place()
         prepared = tool.prepared(replay.prepare, args, kwargs)
-        decision = replay.decide("tool", tool.name, prepared, lineage=lineage, approve=tool.approve)
+        self.lineage = lineage
+        self.decision = decision = replay.decide(
+            "tool", tool.name, prepared, lineage=lineage, approve=tool.approve, runs=True
+        )
+        self.runs = decision.action != "serve"
+        if self.runs:
+            return
         assert decision.call is not None
         self.call = decision.call
         self.thrown: list[BaseException] = []

@@ -31,7 +31,8 @@ from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.hiding import Hiding, Rule, scrubbed
-from sftrace_otel.instrumentation.opencall import OpenCall
+from sftrace_otel.instrumentation.opencall import OpenCall, Replayed
+from sftrace_otel.instrumentation.running import Running, awaited
 from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
 from sftrace_otel.recorder import Recorder, Run, current_scope, how_ended
@@ -284,7 +285,14 @@ class _Recording(OpenCall):
 
     __slots__ = ("items", "quoted", "tool")
 
-    def __init__(self, recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        tool: Tool,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        replayed: Replayed | None = None,
+    ) -> None:
         self.tool = tool
         self.items: Items | None = None
         prepared = tool.prepared(recorder.prepare, args, kwargs)
@@ -302,6 +310,7 @@ class _Recording(OpenCall):
             span_kind=tracing.INTERNAL,
             attributes=attributes,
             policy=tool.policy,
+            replayed=replayed,
         )
 
     @fails_open("recording a tool result", None)
@@ -408,7 +417,7 @@ class _Recording(OpenCall):
         wrapped. Of other awaitables nothing is known; the call ends with them as its result.
         """
         if inspect.iscoroutine(result):
-            return _awaited(self, result)
+            return awaited(self, result)
         if asyncio.isfuture(result):
             result.add_done_callback(self._settled)
         else:
@@ -448,6 +457,25 @@ def _begin(recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[s
     except Exception as error:
         recorder.fault("recording a tool call", error, _run_here(recorder))
         return None
+
+
+def _running(
+    served: Served, recorder: Recorder | None, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Running:
+    """A tool that runs under replay, recorded where that is."""
+    decision, replay = served.decision, served.replay
+    replayed = Replayed(served.lineage, replaying.marks(decision), decision.action == "live")
+    return Running(
+        replay,
+        decision,
+        served.lineage,
+        None if recorder is None else _Recording(recorder, tool, args, kwargs, replayed),
+        lambda value: replay.prepare(value, tool.serializer),
+        tracer=SCOPE,
+        span_name=tool.span_name,
+        span_kind=tracing.INTERNAL,
+        attributes=tool.attributes,
+    )
 
 
 def _run_here(recorder: Recorder) -> Run | None:
@@ -550,9 +578,13 @@ def _function(tool: Tool) -> Callable[..., Any]:
         if recorder is None and replay is None:
             return target(*args, **kwargs)
         if replay is not None:
-            return Served(replay, tool, args, kwargs).answer()
-        assert recorder is not None
-        record = _begin(recorder, tool, args, kwargs)
+            served = Served(replay, tool, args, kwargs)
+            if not served.runs:
+                return served.answer()
+            record: _Recording | Running | None = _running(served, recorder, tool, args, kwargs)
+        else:
+            assert recorder is not None
+            record = _begin(recorder, tool, args, kwargs)
         if record is None:
             return target(*args, **kwargs)
         tokens = record.enter()
@@ -571,19 +603,6 @@ def _function(tool: Tool) -> Callable[..., Any]:
     return call
 
 
-async def _awaited(record: _Recording, result: Any) -> Any:
-    tokens = record.enter()
-    try:
-        value = await result
-    except BaseException as error:
-        record.raised(error, "coroutine")
-        raise
-    finally:
-        record.leave(tokens)
-    record.returned(value, "coroutine")
-    return value
-
-
 def _coroutine(tool: Tool) -> Callable[..., Any]:
     target = tool.call
 
@@ -593,9 +612,13 @@ def _coroutine(tool: Tool) -> Callable[..., Any]:
         if recorder is None and replay is None:
             return await target(*args, **kwargs)
         if replay is not None:
-            return await Served(replay, tool, args, kwargs).awaited()
-        assert recorder is not None
-        record = _begin(recorder, tool, args, kwargs)
+            served = Served(replay, tool, args, kwargs)
+            if not served.runs:
+                return await served.awaited()
+            record: _Recording | Running | None = _running(served, recorder, tool, args, kwargs)
+        else:
+            assert recorder is not None
+            record = _begin(recorder, tool, args, kwargs)
         if record is None:
             return await target(*args, **kwargs)
         tokens = record.enter()
@@ -618,9 +641,14 @@ def _generator(tool: Tool) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         recorder = recording._active
         replay = replaying._active
+        record: _Recording | Running | None
         if replay is not None:
-            return (yield from Served(replay, tool, args, kwargs).items())
-        record = None if recorder is None else _begin(recorder, tool, args, kwargs)
+            served = Served(replay, tool, args, kwargs)
+            if not served.runs:
+                return (yield from served.items())
+            record = _running(served, recorder, tool, args, kwargs)
+        else:
+            record = None if recorder is None else _begin(recorder, tool, args, kwargs)
         if record is None:
             return (yield from target(*args, **kwargs))
         return (yield from steps(record.generating() or UNRECORDED, _made(record, target, args, kwargs)))
@@ -634,9 +662,14 @@ def _async_generator(tool: Tool) -> Callable[..., Any]:
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Steps, AsyncGenerator[Any, Any]]:
         recorder = recording._active
         replay = replaying._active
+        record: _Recording | Running | None
         if replay is not None:
-            return UNRECORDED, Served(replay, tool, args, kwargs).async_items()
-        record = None if recorder is None else _begin(recorder, tool, args, kwargs)
+            served = Served(replay, tool, args, kwargs)
+            if not served.runs:
+                return UNRECORDED, served.async_items()
+            record = _running(served, recorder, tool, args, kwargs)
+        else:
+            record = None if recorder is None else _begin(recorder, tool, args, kwargs)
         if record is None:
             return UNRECORDED, target(*args, **kwargs)
         return record.generating() or UNRECORDED, _made(record, target, args, kwargs)
@@ -644,7 +677,9 @@ def _async_generator(tool: Tool) -> Callable[..., Any]:
     return async_steps(begin)
 
 
-def _made(record: _Recording, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _made(
+    record: _Recording | Running, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """The tool's generator; arguments that do not bind end the call."""
     try:
         return target(*args, **kwargs)

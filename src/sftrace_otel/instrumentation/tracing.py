@@ -18,7 +18,7 @@ from sftrace_otel.version import __version__
 
 __all__ = [
     "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "exporting", "http_span_id", "is_current",
-    "name_root", "span_here", "start_span", "suppressed", "traceparent_ids",
+    "name_root", "provider", "span_here", "start_span", "suppressed", "traceparent_ids",
 ]  # fmt: skip
 
 CLIENT = SpanKind.CLIENT
@@ -36,6 +36,11 @@ def _tracer(scope: str) -> trace.Tracer:
     if known is None or known[0] is not provider:
         known = _tracers[scope] = (provider, provider.get_tracer(scope, __version__, schema_url=_SCHEMA))
     return known[1]
+
+
+def provider() -> object:
+    """The tracer provider of the program."""
+    return trace.get_tracer_provider()
 
 
 def start_span(scope: str, name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Span:

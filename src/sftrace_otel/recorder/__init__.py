@@ -35,7 +35,7 @@ from sftrace_otel.settings import Settings
 __all__ = [
     "PARENT", "UNPLACED", "Answered", "Call", "Job", "Recorder", "Run", "Scope", "acquire", "active", "aside",
     "close_all", "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave",
-    "load_policy", "release", "restart_lineage", "spawn", "spawn_job",
+    "load_policy", "release", "restart_lineage", "spawn", "spawn_job", "use",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")
@@ -84,6 +84,14 @@ def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Record
             _recorders[key] = recorder
         _active = recorder
         return recorder
+
+
+def use(recorder: Recorder | None) -> Recorder | None:
+    """Let boundaries hand their calls to `recorder` from now on, which its maker closes; gives the one before."""
+    global _active
+    with _registry:
+        before, _active = _active, recorder
+        return before
 
 
 def release() -> None:

@@ -47,7 +47,8 @@ class Scope(msgspec.Struct, eq=False):
 
     Calls and spawns take slots from one counter, so `t1/0` is the first call of what was spawned in slot 1. A scope
     belongs to the thread and task that it was made for, else to those that first use it; a call made elsewhere in it
-    has no lineage, which is said (None), never guessed.
+    has no lineage, which is said (None), never guessed. `live`: it is inside a call that a replay let out, so what is
+    done there is really done.
     """
 
     base: str = ""
@@ -60,6 +61,7 @@ class Scope(msgspec.Struct, eq=False):
     """The thread; 0 as long as it is not known."""
     task: Callable[[], object] | None = None
     """Weak: a task holds its context, which holds the scope. None outside tasks."""
+    live: bool = False
 
     @property
     def path(self) -> str:
@@ -278,8 +280,13 @@ def spawn(loop: Any = None) -> Scope:
         slot = here.slot(loop)
     path = here.base if here.number < 0 else here.path
     if slot is None or len(path) > _DEEPEST:
-        return _Unplaced("", here.parent, here.run)
-    return Scope(path, here.parent, here.run, slot)
+        return _unplaced(here)
+    return Scope(path, here.parent, here.run, slot, live=here.live)
+
+
+def _unplaced(here: Scope) -> Scope:
+    """A scope without lineage, its parent and run those of `here`."""
+    return _Unplaced("", here.parent, here.run, live=here.live)
 
 
 def spawn_job() -> Job | None:
@@ -299,19 +306,20 @@ def unfollowed(context: Context) -> None:
     """What runs in `context` has no lineage; its parent and its run stay."""
     scope = context.get(_scope)
     if scope is not None:
-        context.run(_scope.set, _Unplaced("", scope.parent, scope.run))
+        context.run(_scope.set, _unplaced(scope))
 
 
 def aside() -> Scope:
     """A scope that takes no slot: for what is spawned inside a boundary and is not the program's own."""
     here = current_scope()
-    return here if here is UNPLACED else _Unplaced("", here.parent, here.run)
+    return here if here is UNPLACED else _unplaced(here)
 
 
-def inner(call: Call | None, lineage: str | None, outer: Scope) -> Scope:
-    """The scope inside a call: its children hang on it."""
+def inner(call: Call | None, lineage: str | None, outer: Scope, *, live: bool = False) -> Scope:
+    """The scope inside a call: its children hang on it. `live`: a replay let the call out."""
     parent = outer.parent if call is None else call.id
     run = outer.run if call is None else call.run
+    live = live or outer.live
     if lineage is None:
-        return _Unplaced(parent=parent, run=run)
-    return Scope(f"{lineage}/", parent=parent, run=run)
+        return _Unplaced(parent=parent, run=run, live=live)
+    return Scope(f"{lineage}/", parent=parent, run=run, live=live)

@@ -220,6 +220,11 @@ class Recorder:
         """The run of what happens here and now."""
         return self.known_run(current_scope()) or self.process_run()
 
+    def adopt(self, run: Run) -> None:
+        """Let `run` be the run of the process: it takes what has no run of its own."""
+        with self._lock:
+            self._process = run
+
     def new_run(self, kind: str, *, target: Path | None = None, origin: Mapping[str, object] | None = None) -> Run:
         self._learn()
         run = Run(self, kind=kind, target=target, origin=origin or {})
