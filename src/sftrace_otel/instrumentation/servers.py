@@ -16,6 +16,7 @@ Source: `design.md`, "Runs"; ADR 17.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextvars import Token
@@ -49,6 +50,10 @@ class _Inbound:
         self._room = room
         self._parts: list[bytes] = []
 
+    def dropped(self) -> int:
+        """Bytes that were read and not kept."""
+        return self.size - sum(map(len, self._parts))
+
     def read(self, data: bytes) -> None:
         """The application read `data` of the body."""
         self.size += len(data)
@@ -62,7 +67,7 @@ class _Inbound:
         media = self.head.media()
         if self.size > len(data):
             beginning = body_value(data[:BEGINNING], media, recorder.policy)
-            body: object = {"beginning": beginning, "size": self.size}
+            body: object = {"size": self.size, "beginning": beginning}  # what is cut further is cut from the end
         else:
             body = body_value(data, media, recorder.policy)
         return {"method": self.head.method, "path": self.head.url, "headers": self.head.headers, "body": body}
@@ -161,6 +166,8 @@ class _Request:
             return
         self._reword()
         self.over = True
+        if self.inbound is not None and self.inbound.dropped():
+            self.run.lost("bytes of the request's body beyond the limit", self.inbound.dropped())
         if not self.owned:
             return
         self.run.responding = False
@@ -499,6 +506,38 @@ def _wrap(owner: Any, attribute: str, boundary: type) -> None:
         setattr(owner, attribute, boundary(app))
 
 
+def _uvicorn_signals(wrapped: Callable[..., Any], server: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _Signals(wrapped(*args, **kwargs), server)
+
+
+class _Signals:
+    """uvicorn's context of a serving server. When it is left, the signals that ended the server are raised again, and
+    SIGTERM then ends the process without an exit handler: so what is recorded is made whole first."""
+
+    def __init__(self, context: Any, server: Any) -> None:
+        self._context = context
+        self._server = server
+        self._fatal = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def __enter__(self) -> Any:
+        return self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._fatal and _was_terminated(self._server):
+            _close_all()
+        return self._context.__exit__(*error)
+
+
+@fails_open("following a server's end", False, replay_too=True)
+def _was_terminated(server: Any) -> bool:
+    return _patches.on and signal.SIGTERM in server._captured_signals
+
+
+@fails_open("closing the recording", None, replay_too=True)
+def _close_all() -> None:
+    recording.close_all()
+
+
 _WSGI_WORKERS = frozenset({"gunicorn.workers.sync", "gunicorn.workers.base_async", "gunicorn.workers.gthread"})
 
 
@@ -590,11 +629,12 @@ def _close_with_pool_process() -> None:
 
 
 def _pool_process_ends(**_: Any) -> None:
-    recording.close_all()
+    _close_all()
 
 
 _patches = Patches("servers")
 _patches.add("uvicorn.config", "Config.load", _uvicorn_load)
+_patches.add("uvicorn.server", "Server.capture_signals", _uvicorn_signals)
 _patches.add("gunicorn.workers.base", "Worker.load_wsgi", _gunicorn_load)
 _patches.add("gunicorn.workers.gasgi", "ASGIWorker.load_wsgi", _gunicorn_load_asgi)
 _patches.add("celery.app.trace", "build_tracer", _celery_tracer)
