@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         set_output,
     )
     from sftrace_otel.instrumentation.httpx import SftraceTransport
+    from sftrace_otel.instrumentation.servers import SftraceASGI, SftraceWSGI
     from sftrace_otel.instrumentation.tools import trace_tool
     from sftrace_otel.otel import instrument, uninstrument
     from sftrace_otel.otel.exporter import SftraceExporter
@@ -49,10 +50,12 @@ _WHERE = {
     "ReplayPolicyError": "errors",
     "ReplaySession": "replay",
     "ReplaySpanProcessor": "otel.replay_processor",
+    "SftraceASGI": "instrumentation.servers",
     "SftraceError": "errors",
     "SftraceExporter": "otel.exporter",
     "SftraceSpanProcessor": "otel.processor",
     "SftraceTransport": "instrumentation.httpx",
+    "SftraceWSGI": "instrumentation.servers",
     "ToolCall": "trace",
     "Trace": "trace",
     "allm_request": "instrumentation.api",
@@ -77,10 +80,12 @@ __all__ = [
     "ReplayPolicyError",
     "ReplaySession",
     "ReplaySpanProcessor",
+    "SftraceASGI",
     "SftraceError",
     "SftraceExporter",
     "SftraceSpanProcessor",
     "SftraceTransport",
+    "SftraceWSGI",
     "ToolCall",
     "Trace",
     "__version__",

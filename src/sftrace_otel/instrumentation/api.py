@@ -98,6 +98,7 @@ class RecordingSession:
         outer = recorder.joinable() if self.output_path is None else None
         if outer is not None:
             self._run, self._joined = outer, True
+            self._join(outer)
             return
         run = recorder.new_run("record", target=self._free_path(recorder), origin=recorder.parent_origin())
         run.agent = self.agent_name
@@ -110,6 +111,13 @@ class RecordingSession:
             run.open()
         except OSError as error:
             recorder.fault("opening the journal", error, run)
+
+    def _join(self, run: Run) -> None:
+        """A run that a request began has neither name nor input of its own: those of the first block in it are its."""
+        if run.agent is None:
+            run.agent = self.agent_name
+        if run.input is None and run.journal is None and self._run_input is not None:
+            run.input = run.recorder.prepare(self._run_input, self._serializer)
 
     def _free_path(self, recorder: Recorder) -> Path | None:
         path = self.output_path
@@ -143,6 +151,7 @@ class RecordingSession:
             if error is not None:
                 described = recorder.describe_error(error)
                 failure = (described["type"], described["message"])
+            recorder.wait_for(self._run)
             self.path = recorder.close_run(self._run, failure=failure)
 
     async def __aenter__(self) -> RecordingSession:

@@ -79,6 +79,11 @@ class Patches:
             except Exception as error:
                 recording.fault(f"taking the boundary off {owner.__name__}.{attribute}", error)
 
+    @property
+    def on(self) -> bool:
+        """Whether the group is put on."""
+        return self._installed
+
     def installed(self) -> list[str]:
         """`owner.attribute` of every wrapper in place."""
         return [f"{getattr(owner, '__module__', owner.__name__)}.{attribute}" for owner, attribute, _ in self._handles]

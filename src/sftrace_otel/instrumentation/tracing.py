@@ -18,7 +18,7 @@ from sftrace_otel.version import __version__
 
 __all__ = [
     "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "exporting", "http_span_id", "is_current",
-    "name_root", "provider", "span_here", "start_span", "suppressed", "traceparent_ids",
+    "name_root", "provider", "span_here", "start_span", "suppressed", "traceparent", "traceparent_ids",
 ]  # fmt: skip
 
 CLIENT = SpanKind.CLIENT
@@ -112,6 +112,18 @@ def http_span_id() -> int:
     if "http.request.method" in attributes or "http.method" in attributes:
         return span.get_span_context().span_id
     return 0
+
+
+def traceparent(value: str) -> tuple[int, int] | None:
+    """(trace id, span id) of a W3C traceparent header; None where it is none."""
+    parts = value.strip().split("-")
+    if len(parts) < 4 or [len(part) for part in parts[:3]] != [2, 32, 16] or parts[0] == "ff":
+        return None
+    try:
+        ids = int(parts[1], 16), int(parts[2], 16)
+    except ValueError:
+        return None
+    return ids if all(ids) else None
 
 
 def traceparent_ids(value: str) -> int:

@@ -23,6 +23,7 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
         AnthropicInstrumentor,
         HttpInstrumentor,
         OpenAIInstrumentor,
+        ServersInstrumentor,
         ToolsInstrumentor,
     )
     from sftrace_otel.otel.provider import attach, watch
@@ -31,6 +32,7 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
         lambda: HttpInstrumentor().instrument(),
         lambda: OpenAIInstrumentor().instrument(),
         lambda: AnthropicInstrumentor().instrument(),
+        lambda: ServersInstrumentor().instrument(),
         lambda: ToolsInstrumentor().instrument(tools=tools),
         watch,
         attach,
@@ -43,12 +45,14 @@ def uninstrument() -> None:
         AnthropicInstrumentor,
         HttpInstrumentor,
         OpenAIInstrumentor,
+        ServersInstrumentor,
         ToolsInstrumentor,
     )
     from sftrace_otel.otel.provider import detach
 
     _each(
         lambda: ToolsInstrumentor().uninstrument(),
+        lambda: ServersInstrumentor().uninstrument(),
         lambda: AnthropicInstrumentor().uninstrument(),
         lambda: OpenAIInstrumentor().uninstrument(),
         lambda: HttpInstrumentor().uninstrument(),

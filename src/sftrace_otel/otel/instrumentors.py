@@ -14,10 +14,16 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, openai, tools
+from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, openai, servers, tools
 from sftrace_otel.otel.opening import read_settings
 
-__all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
+__all__ = [
+    "AnthropicInstrumentor",
+    "HttpInstrumentor",
+    "OpenAIInstrumentor",
+    "ServersInstrumentor",
+    "ToolsInstrumentor",
+]
 
 
 class _Boundary(BaseInstrumentor):  # type: ignore[misc]
@@ -66,6 +72,16 @@ class AnthropicInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         anthropic.uninstall()
+
+
+class ServersInstrumentor(_Boundary):
+    """Requests of uvicorn and gunicorn, and celery's tasks, as runs."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        servers.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        servers.uninstall()
 
 
 class ToolsInstrumentor(_Boundary):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.recorder.exceptions import how_ended
+from sftrace_otel.recorder.keeper import Keeper
 from sftrace_otel.recorder.lineage import (
     UNPLACED,
     Job,
@@ -150,6 +151,10 @@ def _after_fork() -> None:
         recorder._recorded.clear()
         recorder._notices.clear()
         recorder._writing = threading.Lock()
+        recorder._over.clear()
+        recorder._traces.clear()
+        recorder._keeper = Keeper(recorder.sweep)
+        recorder._sweeping = threading.RLock()
         recorder._process = None
         if parent is not None:
             recorder.settings = replace(recorder.settings, parent=parent.id)

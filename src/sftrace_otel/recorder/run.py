@@ -7,7 +7,7 @@ import itertools
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -87,10 +87,28 @@ class Run:
         self.kept: str | None = None
         self.explicit = target is not None
         self.next: Run | None = None
+        """The run that goes on for this one since it is full; it ends with it."""
+        self.later: Run | None = None
+        """The run of what was called after this one had ended."""
+        self.linked = False
+        """Whether this one is such a run: it has no root to end with."""
+        self.ended = False
+        """Whether its root has ended: it takes no new call, and is closed once its calls are over, or at `due`."""
+        self.due = 0
+        self.touched = 0
+        """ns from its start to the end of its last call."""
+        self.roots: set[int] = set()
+        """Local roots that are open; the last one to end ends the run."""
+        self.responding = False
+        """Whether the answer to its inbound request is under way."""
+        self.agents: dict[tuple[str | None, str | None, str | None], None] = {}
+        """Agents that took part: name, id, conversation id."""
         self.losses: dict[str, int] = {}
         self.websockets: dict[str, int] = {}
         self.trace_ids: dict[str, None] = {}
         self.input: Prepared | None = None
+        self.inbound: Callable[[], Prepared | None] | None = None
+        """Gives the inbound request as far as the program has read it; the input where no other was set."""
         self.output: Prepared | None = None
         self.failure: tuple[str, str] | None = None
         self.start_id = self.new_id()
@@ -130,6 +148,12 @@ class Run:
         if self._name is None:
             self._name = self.target.name
         return self._name
+
+    def came_from(self, trace_id: int, span_id: int) -> None:
+        """The run was caused by a span of another process."""
+        if "remote_parent" not in self.origin:
+            remote = {"trace_id": f"{trace_id:032x}", "span_id": f"{span_id:016x}"}
+            self.origin = {**self.origin, "remote_parent": remote}
 
     def note_span(self, n: int, scope: str) -> None:
         """Call `n`'s span reached us."""
@@ -196,8 +220,19 @@ class Run:
         """Whether the run has reached MAX_RUN_MB."""
         return self.journal is not None and self.journal.size >= self.recorder.max_run_bytes
 
+    def reword(self) -> None:
+        """The inbound request was read further than when the journal was opened: say so. Raises OSError.
+
+        The caller holds `lock`.
+        """
+        if self.journal is not None and self.input is None and not self.closed:
+            self.journal.record(self._start())
+
     def _start(self) -> Single:
-        prepared = None if self.input is None else self.recorder.content(self.input)
+        given = self.input
+        if given is None and self.inbound is not None:
+            given = self.inbound()
+        prepared = None if given is None else self.recorder.content(given)
         value = msgspec.Raw(prepared.data if prepared else b"null")
         return Single(
             id=self.start_id,
