@@ -193,7 +193,7 @@ def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
             for call_id, name, content in dialects.tool_answers(call.method, request):
                 answered.answer(call_id, name, _content_digest(content))
         elif call.kind == "tool":
-            answered.tool(call.name, canonical.digest(call.outcome.output))
+            answered.tool(call.name, canonical.digest(call.outcome.output), call.tool_call_ids)
     return answered.untraced()
 
 

@@ -27,13 +27,14 @@ import wrapt
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import replaying, tracing
+from sftrace_otel.instrumentation.asked import identified
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
 from sftrace_otel.recorder import Recorder, Run, current_scope, how_ended
 
-__all__ = ["install", "patched", "trace_tool", "uninstall"]
+__all__ = ["Tool", "calling", "install", "patched", "trace_tool", "uninstall"]
 
 _log = logging.getLogger("sftrace_otel")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -212,7 +213,7 @@ def _defaults(signature: inspect.Signature | None) -> dict[str, Any]:
 class _Recording(OpenCall):
     """A tool call being recorded. Fails open: a fault of ours leaves the tool alone."""
 
-    __slots__ = ("items", "tool")
+    __slots__ = ("extra", "items", "tool")
 
     def __init__(self, recorder: Recorder, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tool = tool
@@ -221,7 +222,9 @@ class _Recording(OpenCall):
             prepared = recorder.prepare(tool.arguments(args, kwargs), tool.serializer)
         except BaseException as error:
             prepared = recorder.prepare(unreadable(error))
-        attributes = tool.attributes
+        attributes = identified(tool.attributes)
+        call_id = attributes.get("gen_ai.tool.call.id")
+        self.extra: dict[str, object] = {} if call_id is None else {"tool_call_ids": [call_id]}
         if recorder.settings.content == "span":
             attributes = {**attributes, "gen_ai.tool.call.arguments": prepared.data.decode()}
         super().__init__(
@@ -243,8 +246,7 @@ class _Recording(OpenCall):
                 prepared = self.recorder.prepare(value, self.tool.serializer)
             except BaseException as error:
                 prepared = self.recorder.prepare(unreadable(error))
-            extra = None if awaitable is None else {"awaitable": awaitable}
-            digest = self.recorder.end(self.call, prepared, extra=extra)
+            digest = self.recorder.end(self.call, prepared, extra=self._extra(awaitable))
             self._note_result(digest, prepared)
         except Exception as error:
             self.fault("recording a tool result", error)
@@ -258,14 +260,16 @@ class _Recording(OpenCall):
                 described = self.recorder.describe_error(error)
                 how = end or how_ended(error)
                 output = self.items.output(described)
-                self.recorder.end(self.call, output, end=how, status="error", error=described)
+                self.recorder.end(self.call, output, end=how, status="error", error=described, extra=self.extra)
             else:
-                extra = None if awaitable is None else {"awaitable": awaitable}
-                self.recorder.fail(self.call, error, end=end, extra=extra)
+                self.recorder.fail(self.call, error, end=end, extra=self._extra(awaitable))
         except BaseException as fault:
             unreadable(fault)
             self.fault("recording a tool error", fault)
         self.end_span(error)
+
+    def _extra(self, awaitable: str | None) -> dict[str, object]:
+        return self.extra if awaitable is None else {**self.extra, "awaitable": awaitable}
 
     def _note_result(self, digest: str | None, prepared: Prepared) -> None:
         self.note_output(digest)
@@ -289,11 +293,11 @@ class _Recording(OpenCall):
         """A generator returned `value`, or was closed."""
         try:
             assert self.items is not None
-            extra: dict[str, object] | None = None
+            extra = self.extra
             if value is not None and self.recorder.settings.capture == "full":
                 returned = self._prepare(value)
                 self.items.cut = self.items.cut or returned.truncated
-                extra = {"returned": {"value": returned.value, "tags": returned.tags}}
+                extra = {**extra, "returned": {"value": returned.value, "tags": returned.tags}}
             prepared = self.items.output()
             digest = self.recorder.end(self.call, prepared, end=end, extra=extra)
             self._note_result(digest, prepared)
@@ -344,7 +348,7 @@ class _Recording(OpenCall):
 
     def _cancelled(self) -> None:
         error = asyncio.CancelledError()
-        self.recorder.fail(self.call, error, end="cancelled", extra={"awaitable": "future"})
+        self.recorder.fail(self.call, error, end="cancelled", extra=self._extra("future"))
         self.end_span(error)
 
 
@@ -397,6 +401,11 @@ def _wrapper(tool: Tool) -> Callable[..., Any]:
         driver.__kwdefaults__ = target.__kwdefaults__  # type: ignore[attr-defined]
     driver.__sftrace_tool__ = tool.name  # type: ignore[attr-defined]
     return driver
+
+
+def calling(tool: Tool) -> Callable[..., Any]:
+    """`tool.call` as a boundary of a framework calls it: recorded, or answered from the recording."""
+    return _wrapper(tool)
 
 
 _FINAL = frozenset({dict, list, tuple, str, int, float, bool, bytes, type(None)})
@@ -564,7 +573,8 @@ def _matches(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
     for parent in parents:
         owner = getattr(owner, parent)
     if "*" not in last and "?" not in last:
-        if callable(getattr(owner, last, None)):
+        named = getattr(owner, last, None)
+        if callable(named) or _is_of_framework(named):
             yield owner, last
         return
     for name, value in sorted(vars(owner).items()):
@@ -574,9 +584,18 @@ def _matches(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
             yield owner, name
 
 
+_FRAMEWORKS = frozenset({"agents", "anthropic", "openai"})
+"""Packages with a boundary of their own for the tool objects that their decorators make."""
+
+
+def _is_of_framework(value: object) -> bool:
+    """Whether a name stands for a framework's tool object, not for a function: it stays what it is."""
+    return not isinstance(value, type) and type(value).__module__.partition(".")[0] in _FRAMEWORKS
+
+
 def _patch(owner: Any, attribute: str) -> None:
     original = vars(owner).get(attribute, getattr(owner, attribute))
-    if hasattr(getattr(original, "__func__", original), "__sftrace_tool__"):
+    if hasattr(getattr(original, "__func__", original), "__sftrace_tool__") or _is_of_framework(original):
         return
     wrapped = trace_tool(original)
     setattr(owner, attribute, wrapped)

@@ -14,10 +14,13 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, openai, tools
+from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, openai, openai_agents, tool_runners, tools
 from sftrace_otel.otel.opening import read_settings
 
-__all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
+__all__ = [
+    "AnthropicInstrumentor", "HttpInstrumentor", "OpenAIAgentsInstrumentor", "OpenAIInstrumentor",
+    "ToolRunnersInstrumentor", "ToolsInstrumentor",
+]  # fmt: skip
 
 
 class _Boundary(BaseInstrumentor):  # type: ignore[misc]
@@ -66,6 +69,26 @@ class AnthropicInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         anthropic.uninstall()
+
+
+class ToolRunnersInstrumentor(_Boundary):
+    """The tools that the tool runners of the anthropic and openai SDKs call."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        tool_runners.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        tool_runners.uninstall()
+
+
+class OpenAIAgentsInstrumentor(_Boundary):
+    """Tools and handoffs of openai-agents."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        openai_agents.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        openai_agents.uninstall()
 
 
 class ToolsInstrumentor(_Boundary):

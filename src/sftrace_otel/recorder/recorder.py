@@ -438,7 +438,8 @@ class Recorder:
         try:
             payload = prepared if prepared is None or self.has_content else NULL
             if call.kind == "tool" and payload is not None:
-                run.answered.tool(call.name, payload.digest)
+                ids = extra.get("tool_call_ids") if extra else None
+                run.answered.tool(call.name, payload.digest, ids if isinstance(ids, list) else ())
             with run.lock:
                 if run.closed:
                     run.lost("calls ended after the run closed")

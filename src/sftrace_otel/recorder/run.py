@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -216,13 +216,18 @@ class Answered:
         self._answers: dict[str, tuple[str, str]] = {}
         self._names: dict[str, int] = {}
         self._results: set[int] = set()
+        self._held: set[str] = set()
 
     def answer(self, call_id: str, name: str, digest: str) -> None:
         """A request carries the answer of tool call `call_id`: the function's `name`, the digest of the content."""
         self._answers.setdefault(call_id, (name, digest))
 
-    def tool(self, name: str, digest: str) -> None:
-        """A tool event `name` whose output has `digest`."""
+    def tool(self, name: str, digest: str, call_ids: Iterable[str] = ()) -> None:
+        """A tool event `name` whose output has `digest`; `call_ids` where it is known which calls it answered."""
+        before = len(self._held)
+        self._held.update(call_ids)
+        if len(self._held) > before:
+            return
         self._names[name] = self._names.get(name, 0) + 1
         self._results.add(hash(digest))
 
@@ -236,7 +241,9 @@ class Answered:
             short = name.rpartition(".")[2]
             left[short] = left.get(short, 0) + count
         missing = set()
-        for name, digest in self._answers.values():
+        for call_id, (name, digest) in self._answers.items():
+            if call_id in self._held:
+                continue
             short = name.rpartition(".")[2]
             if left.get(short, 0) > 0:
                 left[short] -= 1
