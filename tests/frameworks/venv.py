@@ -41,7 +41,7 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def built() -> Path:
-    """The folder of the venv's programs; the venv is built where it is missing or its pins are others."""
+    """The folder of the venv's programs, built as far as it is missing or its pins are others."""
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -49,15 +49,26 @@ def built() -> Path:
 
 
 def _built() -> Path:
-    folder, ready = CACHE / "venv", CACHE / "ready"
+    folder = CACHE / "venv"
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
-    stamp = PINS.read_text() + (ROOT / "pyproject.toml").read_text() + sys.version
-    if not ready.exists() or ready.read_text() != stamp:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-        pip(programs / "python", "install", "--no-deps", "-r", str(PINS))
-        pip(programs / "python", "install", "--no-deps", "-e", str(ROOT))
-        ready.write_text(stamp)
+    with _step("pins", PINS.read_text() + sys.version) as missing:
+        if missing:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+            (CACHE / "package").unlink(missing_ok=True)
+            pip(programs / "python", "install", "--no-deps", "-r", str(PINS))
+    with _step("package", (ROOT / "pyproject.toml").read_text()) as missing:  # entry points
+        if missing:
+            pip(programs / "python", "install", "--no-deps", "-e", str(ROOT))
     return programs
+
+
+@contextlib.contextmanager
+def _step(name: str, stamp: str) -> Iterator[bool]:
+    """Whether a step of building is to be done; it is remembered as done with the block."""
+    file = CACHE / name
+    missing = not file.exists() or file.read_text() != stamp
+    yield missing
+    file.write_text(stamp)
 
 
 @dataclass(frozen=True)
