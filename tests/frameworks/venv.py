@@ -80,7 +80,8 @@ class Frameworks:
 
     def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
         """A program of the venv, with an environment that holds nothing of the developer's shell."""
-        keep = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+        keep = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
+        keep["PATH"] = os.pathsep.join([str(self.programs), os.environ.get("PATH", os.defpath)])
         return subprocess.run(
             [str(self.programs / command[0]), *command[1:]],
             cwd=self.folder, env={**keep, **env}, capture_output=True, text=True, timeout=SECONDS, check=False,
