@@ -187,6 +187,13 @@ def test_a_tool_made_by_hand(agent: Any) -> None:
     assert bundle.ran_again == []
 
 
+def test_a_guard_that_refuses_a_call(agent: Any) -> None:
+    """The tool never runs; what the guard says instead is what the model gets for it."""
+    bundle = agent("guarded")
+    assert tools(bundle) == [("delete", {"path": "/"}, "ok", "not allowed here")]
+    assert bundle.ran_again == [] and not (bundle.place.folder / "recorded").exists()
+
+
 def test_a_handoff(agent: Any) -> None:
     """It runs again, since an agent is no value; what the next agent calls is answered."""
     bundle = agent("handoff")

@@ -6,7 +6,8 @@ copy of the tool for each call. What `function_tool` made holds the program's fu
 same code with ours in that place, so that its check of the arguments, its failure function, its timeout and its guards
 work on, recorded or replayed. Of a tool made otherwise nothing but the JSON text is known: it is recorded at
 `on_invoke_tool`. A handoff's function gives an agent, and an agent as a tool keeps books beside its result: they are
-recorded as tools and run again under replay, where all that they call is answered. A tool of an MCP server is left to
+recorded as tools and run again under replay, where all that they call is answered. So is the message of a guard that
+refuses a call, since it is what the model gets for the tool. A tool of an MCP server is left to
 the boundary of MCP, through which it calls.
 
 The traces that the SDK sends to its makers, over HTTP from a thread of its own and whenever that comes round, are no
@@ -128,6 +129,26 @@ def _with(function: Any, name: str, value: object) -> Callable[..., Awaitable[An
     return functools.update_wrapper(made, function)
 
 
+async def _guard(wrapped: Wrapped, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The guards before a tool: where one refuses the call, its message is the tool's answer to the model."""
+    message = await wrapped(*args, **kwargs)
+    tool = _refused(kwargs) if message is not None and is_active() else None
+    if tool is None:
+        return message
+
+    async def refusal() -> Any:
+        return message
+
+    given = getattr(kwargs["tool_context"], "tool_arguments", None)
+    return await again(tool, (None, given), refusal, lambda said: said)
+
+
+@fails_open("recording a tool call", None)
+def _refused(kwargs: dict[str, Any]) -> FrameworkTool:
+    tool, call_id = kwargs["func_tool"], getattr(kwargs["tool_context"], "tool_call_id", None)
+    return FrameworkTool(tool.on_invoke_tool, tool.name, read=_json_input, policy="derived", call_id=call_id)
+
+
 # --- handoffs ---------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +197,7 @@ def _export(wrapped: Wrapped, exporter: Any, args: tuple[Any, ...], kwargs: dict
 _patches = Patches("agents")
 for _module in ("agents.tool", "agents.run_internal.tool_execution"):
     _patches.add(_module, "_invoke_function_tool_with_metadata", _invoke)
+_patches.add("agents.run_internal.tool_execution", "_execute_tool_input_guardrails", _guard)
 _patches.add("agents.run_internal.turn_resolution", "execute_handoffs", _hand_off)
 for _name in ("export", "_export_with_deadline"):
     _patches.add("agents.tracing.processors", f"BackendSpanExporter.{_name}", _export)
