@@ -57,4 +57,4 @@ $(PEERS)/.ready: $(READY)
 	@touch $(PEERS)/.ready
 
 clean:
-	rm -rf $(VENV) $(PEERS) site sftraces .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .host-suites .matrix
+	rm -rf $(VENV) $(PEERS) site sftraces .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .host-suites .matrix .frameworks

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sftrace_otel.core.prepare import restore
 from sftrace_otel.errors import ReplayError, ReplayExhaustedError
 from sftrace_otel.instrumentation import replaying, tracing
+from sftrace_otel.instrumentation.asked import identified
 from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.outcomes import give_back
 from sftrace_otel.recorder import current_scope
@@ -53,7 +54,7 @@ class Served:
         assert decision.call is not None
         self.call = decision.call
         self.thrown: list[BaseException] = []
-        attributes = {**tool.attributes, **replaying.marks(decision)}
+        attributes = {**identified(tool.attributes), **replaying.marks(decision)}
         self.span = tracing.start_span(SCOPE, tool.span_name, tracing.INTERNAL, attributes)
 
     def answer(self) -> object:

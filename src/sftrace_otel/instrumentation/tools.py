@@ -29,6 +29,7 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import replaying, tracing
+from sftrace_otel.instrumentation.asked import identified
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.hiding import Hiding, Rule, scrubbed
 from sftrace_otel.instrumentation.opencall import OpenCall, Replayed
@@ -37,7 +38,7 @@ from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
 from sftrace_otel.recorder import Recorder, Run, current_scope, how_ended
 
-__all__ = ["install", "patched", "trace_tool", "uninstall"]
+__all__ = ["Tool", "calling", "install", "patched", "trace_tool", "uninstall"]
 
 _log = logging.getLogger("sftrace_otel")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -283,7 +284,7 @@ def _defaults(signature: inspect.Signature | None) -> dict[str, Any]:
 class _Recording(OpenCall):
     """A tool call being recorded. Fails open: a fault of ours leaves the tool alone."""
 
-    __slots__ = ("items", "quoted", "tool")
+    __slots__ = ("extra", "items", "quoted", "tool")
 
     def __init__(
         self,
@@ -297,7 +298,9 @@ class _Recording(OpenCall):
         self.items: Items | None = None
         prepared = tool.prepared(recorder.prepare, args, kwargs)
         self.quoted = [] if tool.hiding is None else tool.hiding.texts(_as_given(tool, recorder, args, kwargs))
-        attributes = tool.attributes
+        attributes = identified(tool.attributes)
+        call_id = attributes.get("gen_ai.tool.call.id")
+        self.extra: dict[str, object] = {} if call_id is None else {"tool_call_ids": [call_id]}
         if recorder.settings.content == "span":
             attributes = {**attributes, "gen_ai.tool.call.arguments": prepared.data.decode()}
         super().__init__(
@@ -317,8 +320,7 @@ class _Recording(OpenCall):
     def returned(self, value: object, awaitable: str | None = None) -> None:
         try:
             prepared = self._hidden(self._prepare(value))
-            extra = None if awaitable is None else {"awaitable": awaitable}
-            digest = self.recorder.end(self.call, prepared, extra=extra)
+            digest = self.recorder.end(self.call, prepared, extra=self._extra(awaitable))
             self._note_result(digest, prepared)
         except Exception as error:
             self.fault("recording a tool result", error)
@@ -328,7 +330,7 @@ class _Recording(OpenCall):
     def raised(self, error: BaseException, awaitable: str | None = None) -> None:
         try:
             end = "failed" if isinstance(error, asyncio.CancelledError) and not _is_cancelling() else None
-            extra = None if awaitable is None else {"awaitable": awaitable}
+            extra = self._extra(awaitable)
             if self.call is None or (self.items is None and self.tool.hiding is None):
                 self.recorder.fail(self.call, error, end=end, extra=extra)
             else:
@@ -343,6 +345,9 @@ class _Recording(OpenCall):
             unreadable(fault)
             self.fault("recording a tool error", fault)
         self.end_span(error)
+
+    def _extra(self, awaitable: str | None) -> dict[str, object]:
+        return self.extra if awaitable is None else {**self.extra, "awaitable": awaitable}
 
     def _described(self, error: BaseException) -> dict[str, Any]:
         """The error as it is stored. Where the tool hides something, its text may quote that, and its members hold it:
@@ -383,11 +388,11 @@ class _Recording(OpenCall):
         """A generator returned `value`, or was closed."""
         try:
             assert self.items is not None
-            extra: dict[str, object] | None = None
+            extra = self.extra
             if value is not None and self.recorder.settings.capture == "full":
                 returned = self._hidden(self._prepare(value))
                 self.items.cut = self.items.cut or returned.truncated
-                extra = {"returned": {"value": returned.value, "tags": returned.tags}}
+                extra = {**extra, "returned": {"value": returned.value, "tags": returned.tags}}
             prepared = self._hidden(self.items.output())
             digest = self.recorder.end(self.call, prepared, end=end, extra=extra)
             self._note_result(digest, prepared)
@@ -438,7 +443,7 @@ class _Recording(OpenCall):
 
     def _cancelled(self) -> None:
         error = asyncio.CancelledError()
-        self.recorder.fail(self.call, error, end="cancelled", extra={"awaitable": "future"})
+        self.recorder.fail(self.call, error, end="cancelled", extra=self._extra("future"))
         self.end_span(error)
 
 
@@ -563,6 +568,11 @@ class _TracedCallable:
     def __reduce__(self) -> tuple[Any, ...]:
         made = vars(self)
         return _decorate, (made["__wrapped__"], made["_sftrace_options"])
+
+
+def calling(tool: Tool) -> Callable[..., Any]:
+    """`tool.call` as a boundary of a framework calls it: recorded, or answered from the recording."""
+    return _wrapper(tool)
 
 
 _FINAL = frozenset({dict, list, tuple, str, int, float, bool, bytes, type(None)})
@@ -737,7 +747,8 @@ def _matches(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
     for parent in parents:
         owner = getattr(owner, parent)
     if "*" not in last and "?" not in last:
-        if callable(getattr(owner, last, None)):
+        named = getattr(owner, last, None)
+        if callable(named) or _is_of_framework(named):
             yield owner, last
         return
     for name, value in sorted(vars(owner).items()):
@@ -747,9 +758,18 @@ def _matches(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
             yield owner, name
 
 
+_FRAMEWORKS = frozenset({"agents", "anthropic", "openai"})
+"""Packages with a boundary of their own for the tool objects that their decorators make."""
+
+
+def _is_of_framework(value: object) -> bool:
+    """Whether a name stands for a framework's tool object, not for a function: it stays what it is."""
+    return not isinstance(value, type) and type(value).__module__.partition(".")[0] in _FRAMEWORKS
+
+
 def _patch(owner: Any, attribute: str) -> None:
     original = vars(owner).get(attribute, getattr(owner, attribute))
-    if hasattr(getattr(original, "__func__", original), "__sftrace_tool__"):
+    if hasattr(getattr(original, "__func__", original), "__sftrace_tool__") or _is_of_framework(original):
         return
     wrapped = trace_tool(original)
     setattr(owner, attribute, wrapped)

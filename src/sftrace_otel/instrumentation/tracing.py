@@ -18,7 +18,7 @@ from sftrace_otel.version import __version__
 
 __all__ = [
     "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "exporting", "http_span_id", "is_current",
-    "name_root", "provider", "span_here", "start_span", "suppressed", "traceparent", "traceparent_ids",
+    "name_root", "provider", "span_here", "start_span", "suppress", "suppressed", "traceparent", "traceparent_ids",
 ]  # fmt: skip
 
 CLIENT = SpanKind.CLIENT
@@ -151,6 +151,11 @@ def exporting() -> bool:
     """As `suppressed`, less what an instrumentation of an HTTP client sets for those below it: it is no exporter."""
     here = otel_context.get_current()
     return bool(here) and any(here.get(key) for key in _EXPORTING)
+
+
+def suppress() -> object:
+    """From now on what is sent here is telemetry, and no instrumentation's business; give the result to `detach`."""
+    return otel_context.attach(otel_context.set_value(_EXPORTING[1], True))
 
 
 def suppressed() -> bool:

@@ -22,8 +22,10 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        OpenAIAgentsInstrumentor,
         OpenAIInstrumentor,
         ServersInstrumentor,
+        ToolRunnersInstrumentor,
         ToolsInstrumentor,
     )
     from sftrace_otel.otel.provider import attach, watch
@@ -33,6 +35,8 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
         lambda: OpenAIInstrumentor().instrument(),
         lambda: AnthropicInstrumentor().instrument(),
         lambda: ServersInstrumentor().instrument(),
+        lambda: ToolRunnersInstrumentor().instrument(),
+        lambda: OpenAIAgentsInstrumentor().instrument(),
         lambda: ToolsInstrumentor().instrument(tools=tools),
         watch,
         attach,
@@ -44,8 +48,10 @@ def uninstrument() -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        OpenAIAgentsInstrumentor,
         OpenAIInstrumentor,
         ServersInstrumentor,
+        ToolRunnersInstrumentor,
         ToolsInstrumentor,
     )
     from sftrace_otel.otel.provider import detach
@@ -53,6 +59,8 @@ def uninstrument() -> None:
     _each(
         lambda: ToolsInstrumentor().uninstrument(),
         lambda: ServersInstrumentor().uninstrument(),
+        lambda: OpenAIAgentsInstrumentor().uninstrument(),
+        lambda: ToolRunnersInstrumentor().uninstrument(),
         lambda: AnthropicInstrumentor().uninstrument(),
         lambda: OpenAIInstrumentor().uninstrument(),
         lambda: HttpInstrumentor().uninstrument(),

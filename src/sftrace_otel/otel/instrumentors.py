@@ -14,16 +14,22 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, openai, servers, tools
+from sftrace_otel.instrumentation import (
+    HTTP,
+    anthropic,
+    boundaries,
+    openai,
+    openai_agents,
+    servers,
+    tool_runners,
+    tools,
+)
 from sftrace_otel.otel.opening import read_settings
 
 __all__ = [
-    "AnthropicInstrumentor",
-    "HttpInstrumentor",
-    "OpenAIInstrumentor",
-    "ServersInstrumentor",
-    "ToolsInstrumentor",
-]
+    "AnthropicInstrumentor", "HttpInstrumentor", "OpenAIAgentsInstrumentor", "OpenAIInstrumentor",
+    "ServersInstrumentor", "ToolRunnersInstrumentor", "ToolsInstrumentor",
+]  # fmt: skip
 
 
 class _Boundary(BaseInstrumentor):  # type: ignore[misc]
@@ -82,6 +88,26 @@ class ServersInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         servers.uninstall()
+
+
+class ToolRunnersInstrumentor(_Boundary):
+    """The tools that the tool runners of the anthropic and openai SDKs call."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        tool_runners.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        tool_runners.uninstall()
+
+
+class OpenAIAgentsInstrumentor(_Boundary):
+    """Tools and handoffs of openai-agents."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        openai_agents.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        openai_agents.uninstall()
 
 
 class ToolsInstrumentor(_Boundary):
