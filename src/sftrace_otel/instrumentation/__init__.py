@@ -15,7 +15,7 @@ __all__ = ["CLIENTS", "HTTP", "boundaries", "install", "uninstall"]
 HTTP = ("spawns", "httpx", "aiohttp", "urllib3", "websockets")
 """The boundaries of HTTP clients, in the order in which they are put on; and of the tasks that they are called from."""
 
-CLIENTS = (*HTTP, "openai", "anthropic")
+CLIENTS = (*HTTP, "openai", "anthropic", "langchain", "pydantic_ai")
 """All boundaries but that of tools."""
 
 

@@ -33,7 +33,7 @@ from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
 from sftrace_otel.recorder import Recorder, Run, current_scope, how_ended
 
-__all__ = ["install", "patched", "trace_tool", "uninstall"]
+__all__ = ["Tool", "driver", "install", "patched", "trace_tool", "uninstall"]
 
 _log = logging.getLogger("sftrace_otel")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,7 +105,15 @@ class Tool:
         "signature", "span_name",
     )  # fmt: skip
 
-    def __init__(self, call: Callable[..., Any], name: str, serializer: Serializer | None, policy: str) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        name: str,
+        serializer: Serializer | None,
+        policy: str,
+        *,
+        signature: bool = True,
+    ) -> None:
         self.call = call
         self.name = name
         self.serializer = serializer
@@ -117,7 +125,7 @@ class Tool:
             "gen_ai.tool.type": "function",
         }
         try:
-            self.signature: inspect.Signature | None = inspect.signature(call)
+            self.signature: inspect.Signature | None = inspect.signature(call) if signature else None
         except (TypeError, ValueError):
             self.signature = None
         self.parameters = _simple(self.signature)
@@ -377,26 +385,31 @@ def _is_cancelling() -> bool:
 # --- drivers ----------------------------------------------------------------------------------------------------------
 
 
-def _wrapper(tool: Tool) -> Callable[..., Any]:
+def driver(tool: Tool) -> Callable[..., Any]:
+    """A function of the tool's own kind that makes its calls: recorded, answered from the recording, or just made."""
     target = tool.call
     if inspect.isasyncgenfunction(target):
-        driver: Callable[..., Any] = _async_generator(tool)
-    elif inspect.iscoroutinefunction(target):
-        driver = _coroutine(tool)
-    elif inspect.isgeneratorfunction(target):
-        driver = _generator(tool)
-    else:
-        driver = _function(tool)
+        return _async_generator(tool)
+    if inspect.iscoroutinefunction(target):
+        return _coroutine(tool)
+    if inspect.isgeneratorfunction(target):
+        return _generator(tool)
+    return _function(tool)
+
+
+def _wrapper(tool: Tool) -> Callable[..., Any]:
+    target = tool.call
+    wrapper = driver(tool)
     named = hasattr(target, "__name__")
-    driver.__annotations__ = {}
-    driver = functools.wraps(target)(driver)
+    wrapper.__annotations__ = {}
+    wrapper = functools.wraps(target)(wrapper)
     if not named:
-        driver.__name__ = driver.__qualname__ = tool.name
+        wrapper.__name__ = wrapper.__qualname__ = tool.name
     elif isinstance(target, FunctionType):  # read by frameworks; without a use for our own, which takes anything
-        driver.__defaults__ = target.__defaults__  # type: ignore[attr-defined]
-        driver.__kwdefaults__ = target.__kwdefaults__  # type: ignore[attr-defined]
-    driver.__sftrace_tool__ = tool.name  # type: ignore[attr-defined]
-    return driver
+        wrapper.__defaults__ = target.__defaults__  # type: ignore[attr-defined]
+        wrapper.__kwdefaults__ = target.__kwdefaults__  # type: ignore[attr-defined]
+    wrapper.__sftrace_tool__ = tool.name  # type: ignore[attr-defined]
+    return wrapper
 
 
 _FINAL = frozenset({dict, list, tuple, str, int, float, bool, bytes, type(None)})

@@ -22,7 +22,9 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        LangchainInstrumentor,
         OpenAIInstrumentor,
+        PydanticAIInstrumentor,
         ToolsInstrumentor,
     )
     from sftrace_otel.otel.provider import attach, watch
@@ -31,6 +33,8 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
         lambda: HttpInstrumentor().instrument(),
         lambda: OpenAIInstrumentor().instrument(),
         lambda: AnthropicInstrumentor().instrument(),
+        lambda: LangchainInstrumentor().instrument(),
+        lambda: PydanticAIInstrumentor().instrument(),
         lambda: ToolsInstrumentor().instrument(tools=tools),
         watch,
         attach,
@@ -42,13 +46,17 @@ def uninstrument() -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        LangchainInstrumentor,
         OpenAIInstrumentor,
+        PydanticAIInstrumentor,
         ToolsInstrumentor,
     )
     from sftrace_otel.otel.provider import detach
 
     _each(
         lambda: ToolsInstrumentor().uninstrument(),
+        lambda: PydanticAIInstrumentor().uninstrument(),
+        lambda: LangchainInstrumentor().uninstrument(),
         lambda: AnthropicInstrumentor().uninstrument(),
         lambda: OpenAIInstrumentor().uninstrument(),
         lambda: HttpInstrumentor().uninstrument(),

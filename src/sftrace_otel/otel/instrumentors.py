@@ -14,10 +14,13 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, openai, tools
+from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, langchain, openai, pydantic_ai, tools
 from sftrace_otel.otel.opening import read_settings
 
-__all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
+__all__ = [
+    "AnthropicInstrumentor", "HttpInstrumentor", "LangchainInstrumentor", "OpenAIInstrumentor",
+    "PydanticAIInstrumentor", "ToolsInstrumentor",
+]  # fmt: skip
 
 
 class _Boundary(BaseInstrumentor):  # type: ignore[misc]
@@ -66,6 +69,26 @@ class AnthropicInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         anthropic.uninstall()
+
+
+class LangchainInstrumentor(_Boundary):
+    """The tools of langchain-core, which langgraph calls too."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        langchain.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        langchain.uninstall()
+
+
+class PydanticAIInstrumentor(_Boundary):
+    """The toolsets of pydantic-ai."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        pydantic_ai.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        pydantic_ai.uninstall()
 
 
 class ToolsInstrumentor(_Boundary):
