@@ -26,10 +26,11 @@ from typing import Any
 
 import wrapt
 
+from sftrace_otel.errors import RecordedDependencyError, ReplayError
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.tools import Tool, driver
 
-__all__ = ["Forms", "FrameworkTool", "Methods", "arun", "by_name", "is_traced", "run"]
+__all__ = ["Forms", "FrameworkTool", "Methods", "arun", "by_name", "is_traced", "refused", "run"]
 
 Members = Callable[[Any], dict[str, Any]]
 
@@ -182,6 +183,22 @@ async def arun(tool: FrameworkTool) -> Any:
     """The same, for a call that is awaited."""
     replayed = replaying._active is not None
     return tool.outcome(await driver(tool)(), replayed=replayed)
+
+
+def refused(tool: FrameworkTool) -> None:
+    """Record a call that the framework refused before the tool's code was entered: `tool` raises what it refused it
+    with. Under replay the recorded call is used up, and the refusal stays the framework's own.
+
+    Raises a ReplayError where the recording has no such call.
+    """
+    try:
+        run(tool)
+    except RecordedDependencyError:
+        pass
+    except ReplayError:
+        raise
+    except Exception:  # the refusal
+        pass
 
 
 def _guarded(call: Callable[[], Any], forms: Forms) -> Callable[[], Any]:

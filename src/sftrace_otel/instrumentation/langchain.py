@@ -25,7 +25,7 @@ from typing import Any
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.failopen import fails_open
-from sftrace_otel.instrumentation.framework_tools import Forms, FrameworkTool, Methods, by_name, is_traced
+from sftrace_otel.instrumentation.framework_tools import Forms, FrameworkTool, Methods, by_name, is_traced, refused
 from sftrace_otel.instrumentation.patching import Patches
 
 __all__ = ["install", "patched", "uninstall"]
@@ -109,6 +109,29 @@ def _came(token: Token[_Expected | None] | None) -> None:
         _expected.reset(token)
 
 
+def _parse_input(wrapped: Callable[..., Any], tool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return wrapped(*args, **kwargs)
+    except Exception as error:
+        _refused(tool, error, *args, **kwargs)
+        raise
+
+
+@fails_open("recording a tool call", None)
+def _refused(tool: Any, error: Exception, tool_input: Any, tool_call_id: str | None = None) -> None:
+    """The call that is coming does not come: the framework refuses its arguments."""
+    expected = _expected.get()
+    if expected is None or expected.tool is not tool or expected.taken:
+        return
+    expected.taken = True
+
+    def raising() -> None:
+        raise error
+
+    given = tool._filter_injected_args(tool_input) if isinstance(tool_input, dict) else {"tool_input": tool_input}
+    refused(FrameworkTool(raising, tool.name, lambda: given, forms=_FORMS, call_id=tool_call_id))
+
+
 # --- _run and _arun ---------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +179,7 @@ def _own(function: Any) -> Any:
 _patches = Patches("langchain")
 _patches.add("langchain_core.tools.base", "BaseTool.run", _run)
 _patches.add("langchain_core.tools.base", "BaseTool.arun", _arun_entry)
+_patches.add("langchain_core.tools.base", "BaseTool._parse_input", _parse_input)
 _methods = Methods(_made)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.failopen import fails_open
-from sftrace_otel.instrumentation.framework_tools import Forms, FrameworkTool, Methods, arun, is_traced
+from sftrace_otel.instrumentation.framework_tools import Forms, FrameworkTool, Methods, arun, is_traced, refused
 from sftrace_otel.instrumentation.patching import Patches
 
 __all__ = ["install", "patched", "uninstall"]
@@ -117,6 +117,38 @@ def _function_of(tool: Any) -> Callable[..., Any] | None:
     return function
 
 
+# --- calls that are refused -------------------------------------------------------------------------------------------
+
+
+async def _validate(
+    wrapped: Callable[..., Awaitable[Any]], manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    validated = await wrapped(*args, **kwargs)
+    _note(validated)
+    return validated
+
+
+def _validate_entry(
+    wrapped: Callable[..., Awaitable[Any]], manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Awaitable[Any]:
+    return _validate(wrapped, manager, args, kwargs)
+
+
+@fails_open("recording a tool call", None)
+def _note(validated: Any) -> None:
+    """Record a call whose arguments, or whose tool, the framework refuses: the model is told so in the tool's place."""
+    error = validated.validation_error
+    if error is None or (recording._active is None and replaying._active is None):
+        return
+    call = validated.call
+    cause = error.__cause__ or error
+
+    def raising() -> None:
+        raise cause
+
+    refused(FrameworkTool(raising, call.tool_name, call.args_as_dict, forms=_FORMS, call_id=call.tool_call_id))
+
+
 # --- toolsets of the program's own ------------------------------------------------------------------------------------
 
 
@@ -153,6 +185,7 @@ def _look_at(toolset: Any) -> None:
 _patches = Patches("pydantic_ai")
 _patches.add("pydantic_ai.toolsets.function", "FunctionToolset.call_tool", _call_tool_entry)
 _patches.add("pydantic_ai.tool_manager", "ToolManager.for_run_step", _for_run_step_entry)
+_patches.add("pydantic_ai.tool_manager", "ToolManager.validate_tool_call", _validate_entry)
 _methods = Methods(_made_of_method)
 
 

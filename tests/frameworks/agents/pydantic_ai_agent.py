@@ -74,7 +74,7 @@ agent = Agent(
 )
 
 
-@agent.tool
+@agent.tool(retries=3)
 async def lookup(ctx: RunContext[str], key: str, limit: int = 3) -> dict[str, Any]:
     """An async tool."""
     effect(f"lookup {key}")
