@@ -57,10 +57,12 @@ class Run:
             "EFFECTS": str(self.effects),
         }
         self.printed = ""
+        self.own: dict[str, str] = {}
 
     def record(self, agent: str, mode: str, *rounds: Calls, code: int = 0, **env: str) -> None:
         """Run the agent and keep what it printed; its only bundle is valid."""
         self.command = (agent, self.server.base_url, mode, json.dumps(rounds))
+        self.own = env
         done = self.frameworks.record(*self.command, **{**self.env, **env})
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr, done.stderr
@@ -77,7 +79,7 @@ class Run:
         """Run it, or another agent, with the server stopped; no tool has an effect."""
         self.server.stop()
         self.effects.unlink(missing_ok=True)
-        done = self.frameworks.replay(self.bundle, agent or self.command[0], *self.command[1:], **self.env)
+        done = self.frameworks.replay(self.bundle, agent or self.command[0], *self.command[1:], **self.env, **self.own)
         assert done.returncode == code, done.stdout + done.stderr
         assert not self.effects.exists(), self.effects.read_text()
         return done
@@ -209,6 +211,7 @@ def test_a_tool_that_asks_a_person_asks_again_under_replay(run: Run) -> None:
 
 @pytest.mark.parametrize("agent", [PYDANTIC_AI, LANGGRAPH])
 def test_arguments_that_the_framework_refuses_are_a_failed_call(run: Run, agent: str) -> None:
+    refusal = "ToolRetryError" if agent == PYDANTIC_AI else "ValidationError"
     run.record(agent, "async", [("lookup", {"limit": "many"})], [("lookup", {"key": "b", "limit": "x"})])
     assert run.verdict() == {"offline": True, "obstacles": []}
     run.check(
@@ -225,3 +228,27 @@ def test_another_argument_diverges(run: Run, agent: str) -> None:
     assert source != changed.read_text()
     done = run.replay(1, agent=str(changed))
     assert "limit" in done.stdout + done.stderr
+
+
+def test_spans_of_pydantic_ais_own_instrumentation_are_no_second_events(run: Run) -> None:
+    rounds: list[Calls] = [
+        [("lookup", {"key": "a"}), ("weather_get", {}), ("shout", {"word": "a"})],
+        [("lookup", {"limit": "many"}), ("again", {"n": 1}), ("report", {"city": "R"})],
+    ]
+    run.record(PYDANTIC_AI, "sync", *rounds, INSTRUMENT="1")
+    names = [name for name, _, _ in run.tools()]
+    assert sorted(names) == ["again", "lookup", "lookup", "report", "shout", "weather_get"]
+    assert len(run.events("llm_request")) == 3
+    rows = map(json.loads, (run.bundle / "spans.jsonl").read_text().splitlines()[1:])
+    assert any(row["name"].startswith("invoke_agent") for row in rows)
+    assert run.printed in run.replay().stdout
+
+
+def test_a_traced_function_is_recorded_once_and_everything_is_put_back(run: Run, tmp_path: Path) -> None:
+    run.bundle = tmp_path / "once.sftrace"
+    done = run.frameworks.run("python", str(AGENTS / "once.py"), str(run.bundle))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"recorded": [2, 3, 4, 5], "again": [2, 3, 4, 5], "left": []}
+    assert validate_bundle(run.bundle, verify_integrity=True).exit_code == 0
+    given: dict[str, Any] = {"n": 1}
+    assert run.tools() == [("one", given, 2), ("two", given, 3), ("three", given, 4), ("four", given, 5)]

@@ -21,6 +21,7 @@ from contextvars import ContextVar, Token
 from typing import Any
 
 from sftrace_otel import recorder as recording
+from sftrace_otel.errors import RecordedDependencyError
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.framework_tools import Forms, FrameworkTool, Methods, arun, is_traced, refused
@@ -120,11 +121,20 @@ def _function_of(tool: Any) -> Callable[..., Any] | None:
 # --- calls that are refused -------------------------------------------------------------------------------------------
 
 
+_refusals: ContextVar[list[str] | None] = ContextVar("sftrace_pydantic_ai_refusals", default=None)
+"""Ids of calls that were recorded as refused while the framework looks at their arguments here."""
+
+
 async def _validate(
     wrapped: Callable[..., Awaitable[Any]], manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    validated = await wrapped(*args, **kwargs)
-    _note(validated)
+    noted: list[str] = []
+    token = _refusals.set(noted)
+    try:
+        validated = await wrapped(*args, **kwargs)
+    finally:
+        _looked(token)
+    _note(validated, noted)
     return validated
 
 
@@ -134,19 +144,59 @@ def _validate_entry(
     return _validate(wrapped, manager, args, kwargs)
 
 
+@fails_open("leaving a tool call", None, replay_too=True)
+def _looked(token: Token[list[str] | None]) -> None:
+    _refusals.reset(token)
+
+
 @fails_open("recording a tool call", None)
-def _note(validated: Any) -> None:
+def _note(validated: Any, noted: list[str]) -> None:
     """Record a call whose arguments, or whose tool, the framework refuses: the model is told so in the tool's place."""
     error = validated.validation_error
     if error is None or (recording._active is None and replaying._active is None):
         return
     call = validated.call
-    cause = error.__cause__ or error
+    if call.tool_call_id not in noted:
 
-    def raising() -> None:
-        raise cause
+        def raising() -> None:
+            raise error.__cause__ or error
 
-    refused(FrameworkTool(raising, call.tool_name, call.args_as_dict, forms=_FORMS, call_id=call.tool_call_id))
+        refused(FrameworkTool(raising, call.tool_name, call.args_as_dict, forms=_FORMS, call_id=call.tool_call_id))
+
+
+async def _on_validate_error(
+    wrapped: Callable[..., Awaitable[Any]], capability: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The framework's own instrumentation makes a span for a refused call: it goes inside ours, and so is the same."""
+    tool = _refused_in_span(functools.partial(wrapped, *args, **kwargs), **kwargs)
+    if tool is None:
+        return await wrapped(*args, **kwargs)
+    try:
+        await arun(tool)
+    except RecordedDependencyError:
+        pass
+    raise kwargs["error"]
+
+
+def _on_validate_error_entry(
+    wrapped: Callable[..., Awaitable[Any]], capability: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Awaitable[Any]:
+    return _on_validate_error(wrapped, capability, args, kwargs)
+
+
+@fails_open("recording a tool call", None)
+def _refused_in_span(
+    made: Callable[[], Awaitable[Any]], *, call: Any, error: BaseException, **rest: Any
+) -> FrameworkTool | None:
+    noted = _refusals.get()
+    if noted is None or (recording._active is None and replaying._active is None):
+        return None
+    noted.append(call.tool_call_id)
+
+    async def refusing() -> Any:
+        return await made()
+
+    return FrameworkTool(refusing, call.tool_name, call.args_as_dict, forms=_FORMS, call_id=call.tool_call_id)
 
 
 # --- toolsets of the program's own ------------------------------------------------------------------------------------
@@ -186,6 +236,9 @@ _patches = Patches("pydantic_ai")
 _patches.add("pydantic_ai.toolsets.function", "FunctionToolset.call_tool", _call_tool_entry)
 _patches.add("pydantic_ai.tool_manager", "ToolManager.for_run_step", _for_run_step_entry)
 _patches.add("pydantic_ai.tool_manager", "ToolManager.validate_tool_call", _validate_entry)
+_patches.add(
+    "pydantic_ai.capabilities.instrumentation", "Instrumentation.on_tool_validate_error", _on_validate_error_entry
+)
 _methods = Methods(_made_of_method)
 
 
