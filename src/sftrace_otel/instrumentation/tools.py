@@ -38,7 +38,7 @@ from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
 from sftrace_otel.recorder import Recorder, Run, current_scope, how_ended
 
-__all__ = ["Tool", "calling", "install", "patched", "trace_tool", "uninstall"]
+__all__ = ["Tool", "calling", "driver", "install", "patched", "trace_tool", "uninstall"]
 
 _log = logging.getLogger("sftrace_otel")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -147,6 +147,7 @@ class Tool:
         *,
         approve: Approve | None = None,
         redact: Sequence[Rule] = (),
+        signature: bool = True,
     ) -> None:
         self.call = call
         self.name = name
@@ -160,7 +161,7 @@ class Tool:
             "gen_ai.tool.type": "function",
         }
         try:
-            self.signature: inspect.Signature | None = inspect.signature(call)
+            self.signature: inspect.Signature | None = inspect.signature(call) if signature else None
         except (TypeError, ValueError):
             self.signature = None
         self.parameters = _simple(self.signature)
@@ -503,6 +504,11 @@ def _is_cancelling() -> bool:
 # --- drivers ----------------------------------------------------------------------------------------------------------
 
 
+def driver(tool: Tool) -> Callable[..., Any]:
+    """A function of the tool's own kind that makes its calls: recorded, answered from the recording, or just made."""
+    return _driver(tool, tool.call)
+
+
 def _driver(tool: Tool, kind: object) -> Callable[..., Any]:
     """A function around the tool of the kind that `kind` is."""
     if inspect.isasyncgenfunction(kind):
@@ -516,17 +522,17 @@ def _driver(tool: Tool, kind: object) -> Callable[..., Any]:
 
 def _wrapper(tool: Tool) -> Callable[..., Any]:
     target = tool.call
-    driver = _driver(tool, target)
-    driver.__annotations__ = {}
-    driver = functools.wraps(target)(driver)
+    wrapper = _driver(tool, target)
+    wrapper.__annotations__ = {}
+    wrapper = functools.wraps(target)(wrapper)
     if isinstance(target, FunctionType):  # read by frameworks; without a use for our own, which takes anything
-        driver.__defaults__ = target.__defaults__  # type: ignore[attr-defined]
-        driver.__kwdefaults__ = target.__kwdefaults__  # type: ignore[attr-defined]
+        wrapper.__defaults__ = target.__defaults__  # type: ignore[attr-defined]
+        wrapper.__kwdefaults__ = target.__kwdefaults__  # type: ignore[attr-defined]
     for method in _OF_CACHES:
         if hasattr(target, method):
-            setattr(driver, method, getattr(target, method))
-    driver.__sftrace_tool__ = tool.name  # type: ignore[attr-defined]
-    return driver
+            setattr(wrapper, method, getattr(target, method))
+    wrapper.__sftrace_tool__ = tool.name  # type: ignore[attr-defined]
+    return wrapper
 
 
 _OF_CACHES = ("cache_info", "cache_clear")
@@ -539,8 +545,8 @@ def _nameless(tool: Tool, options: _Options) -> Any:
     if isinstance(target, functools.partial):
         made: Any = _TracedPartial(_driver(tool, target))
     else:
-        driver = _driver(tool, type(target).__call__)
-        kind = type("TracedCallable", (_TracedCallable,), {"__call__": staticmethod(driver), "__slots__": ()})
+        called = _driver(tool, type(target).__call__)
+        kind = type("TracedCallable", (_TracedCallable,), {"__call__": staticmethod(called), "__slots__": ()})
         made = kind()
     vars(made)["__annotations__"] = {}
     functools.update_wrapper(made, target)

@@ -22,8 +22,10 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        LangchainInstrumentor,
         OpenAIAgentsInstrumentor,
         OpenAIInstrumentor,
+        PydanticAIInstrumentor,
         ServersInstrumentor,
         ToolRunnersInstrumentor,
         ToolsInstrumentor,
@@ -37,6 +39,8 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
         lambda: ServersInstrumentor().instrument(),
         lambda: ToolRunnersInstrumentor().instrument(),
         lambda: OpenAIAgentsInstrumentor().instrument(),
+        lambda: LangchainInstrumentor().instrument(),
+        lambda: PydanticAIInstrumentor().instrument(),
         lambda: ToolsInstrumentor().instrument(tools=tools),
         watch,
         attach,
@@ -48,8 +52,10 @@ def uninstrument() -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        LangchainInstrumentor,
         OpenAIAgentsInstrumentor,
         OpenAIInstrumentor,
+        PydanticAIInstrumentor,
         ServersInstrumentor,
         ToolRunnersInstrumentor,
         ToolsInstrumentor,
@@ -58,6 +64,8 @@ def uninstrument() -> None:
 
     _each(
         lambda: ToolsInstrumentor().uninstrument(),
+        lambda: PydanticAIInstrumentor().uninstrument(),
+        lambda: LangchainInstrumentor().uninstrument(),
         lambda: ServersInstrumentor().uninstrument(),
         lambda: OpenAIAgentsInstrumentor().uninstrument(),
         lambda: ToolRunnersInstrumentor().uninstrument(),

@@ -18,8 +18,10 @@ from sftrace_otel.instrumentation import (
     HTTP,
     anthropic,
     boundaries,
+    langchain,
     openai,
     openai_agents,
+    pydantic_ai,
     servers,
     tool_runners,
     tools,
@@ -27,8 +29,9 @@ from sftrace_otel.instrumentation import (
 from sftrace_otel.otel.opening import read_settings
 
 __all__ = [
-    "AnthropicInstrumentor", "HttpInstrumentor", "OpenAIAgentsInstrumentor", "OpenAIInstrumentor",
-    "ServersInstrumentor", "ToolRunnersInstrumentor", "ToolsInstrumentor",
+    "AnthropicInstrumentor", "HttpInstrumentor", "LangchainInstrumentor", "OpenAIAgentsInstrumentor",
+    "OpenAIInstrumentor", "PydanticAIInstrumentor", "ServersInstrumentor", "ToolRunnersInstrumentor",
+    "ToolsInstrumentor",
 ]  # fmt: skip
 
 
@@ -108,6 +111,26 @@ class OpenAIAgentsInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         openai_agents.uninstall()
+
+
+class LangchainInstrumentor(_Boundary):
+    """The tools of langchain-core, which langgraph calls too."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        langchain.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        langchain.uninstall()
+
+
+class PydanticAIInstrumentor(_Boundary):
+    """The toolsets of pydantic-ai."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        pydantic_ai.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        pydantic_ai.uninstall()
 
 
 class ToolsInstrumentor(_Boundary):
