@@ -546,7 +546,8 @@ def test_mcp_tools_call() -> None:
                    "gen_ai.tool.call.result": "7"}, name="tools/call weather")  # fmt: skip
     assert (full.input, full.output, full.missing) == ({"city": "Oslo"}, "7", ())
     assert map_span(span({"mcp.method.name": "tools/list"})) is None
-    assert map_span(span({"mcp.method.name": "tools/call"}, kind="SERVER", name="tools/call weather")) is None
+    served = {"mcp.method.name": "tools/call", "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "weather"}
+    assert map_span(span(served, kind="SERVER", name="tools/call weather")) is None
 
 
 # --- all of them ----------------------------------------------------------------------------------------------------

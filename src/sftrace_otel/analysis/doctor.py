@@ -40,6 +40,7 @@ _BOUNDARIES = {
     "urllib3": ("urllib3 >= 1.26, < 3", "HTTP exchanges, those of requests too"),
     "openai": ("openai >= 1.40, < 4", "chat completions, responses and embeddings, with and without streaming"),
     "anthropic": ("anthropic >= 0.40, < 3", "messages, with and without streaming"),
+    "mcp": ("mcp >= 1.10, < 3", "requests of client sessions: tools, resources, prompts"),
 }
 _OUTSIDE = {
     "pycurl": "its connections",

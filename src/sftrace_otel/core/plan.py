@@ -69,6 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         truncated: Whether a payload was cut when it was recorded: such a call can't be served.
         awaitable: "coroutine" or "future" where a plain function gave one and `output` is what that came to, else None.
         returned: `{"value", "tags"}` of what a generator returned after its items, None where that was None.
+        progress: What a progress callback was told, call by call.
     """
 
     status: Literal["ok", "error", "missing"]
@@ -84,6 +85,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
     awaitable: str | None = None
     returned: Returned | None = None
+    progress: tuple[list[Json], ...] = ()
 
     @property
     def output(self) -> Json:
@@ -249,7 +251,7 @@ class _Open:
     def _outcome(self, tags: dict[str, str], blob: ReadBlob | None) -> Outcome:
         row = self.row
         error_type, message = self._failure()
-        awaitable, returned = row.get("awaitable"), row.get("returned")
+        awaitable, returned, progress = row.get("awaitable"), row.get("returned"), row.get("progress")
         return Outcome(
             status=self._status(error_type),
             held=None if self.result is None else Deferred(self.result, "output"),
@@ -264,6 +266,7 @@ class _Open:
             truncated=bool(row.get("truncated", False)),
             awaitable=awaitable if awaitable in ("coroutine", "future") else None,
             returned=returned if isinstance(returned, dict) else None,
+            progress=tuple(told for told in progress if isinstance(told, list)) if isinstance(progress, list) else (),
         )
 
     def _status(self, error_type: str | None) -> Literal["ok", "error", "missing"]:

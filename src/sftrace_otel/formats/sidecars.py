@@ -56,6 +56,7 @@ class CallRow(TypedDict, total=False):
     """One call of `calls.jsonl`. Times in ns since the run began, on a clock that does not step back.
 
     `awaitable` is "coroutine" or "future" where a plain function gave one and the result is what that came to.
+    `progress` holds what an MCP server told of a request while it was at it: [progress, total, message] each.
     """
 
     call: int
@@ -76,6 +77,7 @@ class CallRow(TypedDict, total=False):
     truncated: bool
     awaitable: str
     returned: Returned
+    progress: list[list[Any]]
 
 
 class WireRequest(TypedDict, total=False):

@@ -15,7 +15,7 @@ __all__ = ["CLIENTS", "HTTP", "boundaries", "install", "uninstall"]
 HTTP = ("spawns", "httpx", "aiohttp", "urllib3", "websockets")
 """The boundaries of HTTP clients, in the order in which they are put on; and of the tasks that they are called from."""
 
-CLIENTS = (*HTTP, "openai", "anthropic", "tool_runners", "openai_agents", "langchain", "pydantic_ai")
+CLIENTS = (*HTTP, "openai", "anthropic", "mcp", "tool_runners", "openai_agents", "langchain", "pydantic_ai")
 """All boundaries but that of tools, and of servers: what a program calls, which `record()` needs to be replayed."""
 
 

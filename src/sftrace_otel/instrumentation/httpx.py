@@ -126,9 +126,19 @@ def _passes(request: Any) -> bool:
 
     Under replay only for one that goes to an allowed address: anything may set the suppression key.
     """
-    if _busy.get() is request or (replaying._active is None and guard.is_inside()):
+    if _busy.get() is request:
+        return True
+    if replaying._active is None and guard.is_inside():
+        _fold()
         return True
     return tracing.suppressed() and sends_unseen(request.url.host, request.url.port)
+
+
+def _fold() -> None:
+    """The span of an exchange that a boundary makes for a call of its own is no call either."""
+    span_id = tracing.http_span_id()
+    if recording._active is not None and span_id:
+        recording._active.fold(span_id)
 
 
 @fails_open("entering an exchange", None)

@@ -37,15 +37,21 @@ class Patches:
     def __init__(self, name: str) -> None:
         self.name = name
         self._wanted: dict[str, list[tuple[str, Put]]] = {}
+        self._optional: set[tuple[str, str]] = set()
         self._handles: list[tuple[Any, str, Any]] = []
         self._hooked: set[str] = set()
         self._installed = False
 
-    def add(self, module: str, path: str, wrapper: Wrapper) -> None:
-        """Want `module.path` (for instance `HTTPTransport.handle_request`) wrapped once the module is imported."""
+    def add(self, module: str, path: str, wrapper: Wrapper, *, optional: bool = False) -> None:
+        """Want `module.path` (for instance `HTTPTransport.handle_request`) wrapped once the module is imported.
+
+        `optional`: only some versions of the library have it there.
+        """
         self._wanted.setdefault(module, []).append(
             (path, lambda owner, attribute: wrapt.wrap_function_wrapper(owner, attribute, wrapper))
         )
+        if optional:
+            self._optional.add((module, path))
 
     def add_plain(self, module: str, path: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Want `module.path` replaced by the function that `make` gives for it."""
@@ -103,6 +109,8 @@ class Patches:
                     continue
                 self._handles.append((owner, attribute, put(owner, attribute)))
             except Exception as error:  # an import must not fail because of us
+                if isinstance(error, AttributeError) and (name, path) in self._optional:
+                    continue
                 recording.fault(f"putting the boundary on {name}.{path}", error)
 
     def has(self, owner: Any, attribute: str) -> bool:

@@ -19,6 +19,7 @@ from sftrace_otel.instrumentation import (
     anthropic,
     boundaries,
     langchain,
+    mcp,
     openai,
     openai_agents,
     pydantic_ai,
@@ -29,9 +30,9 @@ from sftrace_otel.instrumentation import (
 from sftrace_otel.otel.opening import read_settings
 
 __all__ = [
-    "AnthropicInstrumentor", "HttpInstrumentor", "LangchainInstrumentor", "OpenAIAgentsInstrumentor",
-    "OpenAIInstrumentor", "PydanticAIInstrumentor", "ServersInstrumentor", "ToolRunnersInstrumentor",
-    "ToolsInstrumentor",
+    "AnthropicInstrumentor", "HttpInstrumentor", "LangchainInstrumentor", "McpInstrumentor",
+    "OpenAIAgentsInstrumentor", "OpenAIInstrumentor", "PydanticAIInstrumentor", "ServersInstrumentor",
+    "ToolRunnersInstrumentor", "ToolsInstrumentor",
 ]  # fmt: skip
 
 
@@ -81,6 +82,16 @@ class AnthropicInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         anthropic.uninstall()
+
+
+class McpInstrumentor(_Boundary):
+    """Client sessions of the mcp SDK, and the transports below them."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        mcp.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        mcp.uninstall()
 
 
 class ServersInstrumentor(_Boundary):

@@ -855,7 +855,8 @@ class Recorder:
         if mode == "trace" and trace_id:
             return self._run_of_trace(trace_id)
         own = mode == "trace" or (mode == "auto" and (kind in OWN_RUN_KINDS or operation == "invoke_agent"))
-        return self.new_run("trace", origin={}) if own else self.process_run()
+        origin = {"parent_run": self.settings.parent} if self.settings.parent else {}
+        return self.new_run("trace", origin=origin) if own else self.process_run()
 
     def _run_of_trace(self, trace_id: int) -> Run:
         with self._lock:

@@ -15,7 +15,7 @@ from sftrace_otel.core.mapping.genai_events import map_genai_events
 from sftrace_otel.core.mapping.http import http_name, map_http
 from sftrace_otel.core.mapping.langfuse import map_langfuse
 from sftrace_otel.core.mapping.logfire import is_begun_stream, is_log, is_pending, map_logfire
-from sftrace_otel.core.mapping.mcp import map_mcp
+from sftrace_otel.core.mapping.mcp import is_served, map_mcp
 from sftrace_otel.core.mapping.model import MappedCall, SpanEvent, SpanLink, SpanRecord
 from sftrace_otel.core.mapping.openinference import map_openinference
 from sftrace_otel.core.mapping.pydantic_ai import map_pydantic_ai
@@ -82,6 +82,8 @@ def map_content(record: SpanRecord, failed: Callable[[Exception], None] | None =
     `failed` is told why a dialect that recognised its span could not read it.
     """
     if _SIGNS.isdisjoint(record.attributes) or is_pending(record.attributes) or is_begun_stream(record):
+        return None
+    if is_served(record):
         return None
     attributes = Attributes(record.attributes)
     for signs, dialect in _DIALECTS:

@@ -12,12 +12,17 @@ from sftrace_otel.core.mapping.genai import tool_call
 from sftrace_otel.core.mapping.model import MappedCall, SpanRecord
 from sftrace_otel.core.mapping.values import Attributes
 
-__all__ = ["map_mcp"]
+__all__ = ["is_served", "map_mcp"]
+
+
+def is_served(record: SpanRecord) -> bool:
+    """Whether a span is a server's, of a request that came in: the call is its client's."""
+    return record.kind == "SERVER" and "mcp.method.name" in record.attributes
 
 
 def map_mcp(record: SpanRecord, attributes: Attributes) -> MappedCall | None:
-    """A tool call through MCP, None for other methods and for server spans."""
-    if attributes.text("mcp.method.name") != "tools/call" or record.kind == "SERVER":
+    """A tool call through MCP, None for other methods."""
+    if attributes.text("mcp.method.name") != "tools/call":
         return None
     _, _, target = record.name.partition("tools/call ")
     return tool_call(
