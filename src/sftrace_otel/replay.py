@@ -721,29 +721,40 @@ def replay_entrypoint(
         ReplayError: The entrypoint cannot be imported or called.
     """
     return _replay_here(
-        path, "--entrypoint", spec, options, lambda session, function: _call(function, session.run_input)
+        path,
+        "--entrypoint",
+        spec,
+        options,
+        lambda session, function: session.completed(_call(function, session.run_input)),
     )
 
 
 def replay_asgi(path: Path, spec: str, **options: Any) -> Result:
     """Send the recorded inbound request to the ASGI application `spec` in this process, under the replay of `path`.
 
-    Its lifespan is begun and ended around. The answer is compared with the recorded output, where that is one, in
-    status and body. `options`: as of `ReplaySession.from_trace`.
+    Its lifespan is begun and ended around. An answer of 500 and above is a failure, as it is of a recorded request.
+    Another one is compared with the recorded output, where that is one, in status and body. `options`: as of
+    `ReplaySession.from_trace`.
 
     Raises:
         TraceStorageError, ReplayPolicyError, SettingsError: As `ReplaySession.from_trace`.
         ReplayError: There is no such application, or the recording holds no inbound request.
     """
 
-    def send(session: ReplaySession, app: Callable[..., Any]) -> object:
+    def send(session: ReplaySession, app: Callable[..., Any]) -> RunOutcome:
         try:
             request = asgi.InboundRequest.of(session.run_input)
         except ValueError as fault:
             raise _Unusable(str(fault)) from None
         answer = asyncio.run(asgi.exchange(app, request))
-        recorded = session.expected.output
-        return {**recorded, **answer} if isinstance(recorded, dict) and "status_code" in recorded else answer
+        status, recorded = answer["status_code"], session.expected.output
+        if isinstance(status, int) and status >= 500:
+            return RunOutcome(
+                status="failed", error_type=str(status), message=f"the request was answered with {status}"
+            )
+        if isinstance(recorded, dict) and "status_code" in recorded:
+            return session.completed({**recorded, **answer})
+        return RunOutcome(status="completed")
 
     return _replay_here(path, "--asgi", spec, options, send)
 
@@ -753,7 +764,7 @@ def _replay_here(
     option: str,
     spec: str,
     options: Mapping[str, Any],
-    use: Callable[[ReplaySession, Callable[..., object]], object],
+    use: Callable[[ReplaySession, Callable[..., object]], RunOutcome],
 ) -> Result:
     module, function = _entrypoint_names(option, spec)
     session = ReplaySession.from_trace(path, **options)
@@ -763,7 +774,7 @@ def _replay_here(
     session.start()
     where = ""
     try:
-        outcome = session.completed(use(session, _imported(session, module, function)))
+        outcome = use(session, _imported(session, module, function))
     except _Unusable as fault:
         session.stop(RunOutcome(status="partial"))
         raise ReplayError(f"{option} {spec}: {fault}", code="entrypoint") from fault.__cause__

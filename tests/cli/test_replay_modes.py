@@ -252,14 +252,23 @@ def test_the_recorded_request_is_sent_to_an_asgi_application(
     assert "ran" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("status", "says"), [("404", "at /status_code: recorded 201, now 404"), ("500", "now failed with 500")]
+)
 def test_another_answer_of_the_application_is_told(
-    cli: Cli, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    status: str, says: str, cli: Cli, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = bundle("main", run_input=REQUEST, output=ANSWER)
-    monkeypatch.setenv("STATUS", "500")
+    monkeypatch.setenv("STATUS", status)
     done = cli("replay", path, "--asgi", "agent:app")
     assert done.code == 1
-    assert "at /status_code: recorded 201, now 500" in done.err
+    assert says in done.err
+
+
+def test_an_output_that_is_no_answer_is_not_compared_with_one(cli: Cli, bundle: Callable[..., Path]) -> None:
+    done = cli("replay", bundle("main", run_input=REQUEST, output="kept"), "--asgi", "agent:app")
+    assert done.code == 0, done.err
+    assert "was not compared" in done.err
 
 
 def test_an_application_that_cannot_be_asked(cli: Cli, bundle: Callable[..., Path]) -> None:
@@ -269,6 +278,11 @@ def test_an_application_that_cannot_be_asked(cli: Cli, bundle: Callable[..., Pat
     assert cli("replay", path, "--asgi", "agent:none").code == 2
     assert cli("replay", path, "--asgi", "agent:app", "--entrypoint", "agent:main").code == 2
     path.rename(path.with_name("other.sftrace"))
+    cut = {**REQUEST, "body": {"beginning": "{", "size": 99}}
+    path = bundle("main", run_input=cut, output=ANSWER)
+    done = cli("replay", path, "--asgi", "agent:app")
+    assert done.code == 2 and "was cut" in done.line
+    path.rename(path.with_name("cut.sftrace"))
     path = bundle("main", run_input=REQUEST, output=ANSWER)
     done = cli("replay", path, "--asgi", "agent:silent")
     assert done.code == 1 and "RuntimeError" in done.err

@@ -53,6 +53,8 @@ class Active:
         self.blob = blob
         self.keep: Callable[[Prepared, LiveCall, Decision], None] | None = None
         """Told of each served call: records it where the replay is recorded."""
+        self.lets_go = False
+        """Whether a call that its end overtakes is made; else it is served or stopped as before."""
         self.output: Prepared | None = None
         self.failure: BaseException | None = None
         self.made: list[RecordedCall | LiveCall] = []
@@ -102,7 +104,7 @@ class Active:
             lineage=lineage,
             digest=prepared.digest,
         )
-        if self is not _active:  # ended meanwhile: the program goes on without it
+        if self.lets_go and self is not _active:  # ended meanwhile: the program goes on without it
             return _GONE
         decision = self.session.decide(live, otherwise, approve, runs=runs)
         self.made.append(decision.call or live)
@@ -155,14 +157,15 @@ def activate(
     """Answer every boundary from `session` from now on.
 
     `blob` reads a body by its reference. `guard_process` stops connections outside the boundaries, but for `allow`
-    (`host:port`) and for those to which `applies(host, port)` says no. Raises RuntimeError if a replay is active
-    already.
+    (`host:port`) and for those to which `applies(host, port)` says no: then the program is to live on after the
+    replay, and calls that its end overtakes are made. Raises RuntimeError if a replay is active already.
     """
     global _active
     with _lock:
         if _active is not None:
             raise RuntimeError("a replay is active in this process already; end it first")
         _active = Active(session, policy, blob)
+        _active.lets_go = applies is not None
     recorder.restart_lineage()
     if guard_process:
         guard.stop_connections(session, allow, applies)

@@ -28,7 +28,10 @@ __all__ = ["Rerecording"]
 
 
 class Rerecording:
-    """Records into `path` from its making on, until `close`."""
+    """Records into `path` from its making on, until `close`. Raises OSError where the bundle cannot be opened.
+
+    `lazy`: the bundle is opened with the first call, and without one there is none.
+    """
 
     def __init__(
         self, path: Path, settings: Settings, policy: RedactionPolicy, *, agent: str, run_input: object, lazy: bool
@@ -41,9 +44,9 @@ class Rerecording:
         self.recorder.adopt(self.run)
         self._lazy = lazy
         self._owner = os.getpid()
-        self._before = recording.use(self.recorder)
         if not lazy:
             self.run.open()
+        self._before = recording.use(self.recorder)
 
     def close(self, *, output: Prepared | None, failure: tuple[str, str] | None) -> Path | None:
         """Put the bundle in place; gives its path, None where nothing was recorded."""
@@ -58,7 +61,9 @@ class Rerecording:
     def served(
         self, prepared: Prepared, live: LiveCall, decision: Decision, blob: Callable[[Mapping[str, Any]], bytes]
     ) -> None:
-        """A call was answered from the recording."""
+        """A call was answered from the recording. A forked child has none of the parent's."""
+        if os.getpid() != self._owner:
+            return
         recorded = decision.call
         assert recorded is not None
         try:

@@ -132,10 +132,14 @@ def _after_fork() -> None:
 
     Locks are made anew: another thread of the parent may have held them at the fork.
     """
-    global _registry
+    global _registry, _active
     _registry = threading.Lock()
     here = current_scope()
-    for recorder in _recorders.values():
+    recorders = list(_recorders.values())
+    if _active is not None and _active not in recorders:  # one of `use`: it is the parent's alone
+        recorders.append(_active)
+        _active = None
+    for recorder in recorders:
         parent = recorder.known_run(here)
         recorder._lock = threading.RLock()
         for run in recorder._runs.values():
