@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from agents import (
     Agent,
@@ -26,8 +27,11 @@ from agents import (
 )
 from agents.tracing.processors import BackendSpanExporter, BatchTraceProcessor
 from openai import AsyncOpenAI
+from pydantic import AfterValidator
 
 MODEL = "gpt-5"
+City = Annotated[str, AfterValidator(lambda city: city + os.environ.get("SUFFIX", ""))]
+"""An argument that the program changes in a way that the tool's schema does not show."""
 
 
 class OutOfRange(ValueError):
@@ -40,7 +44,7 @@ def ran(name: str) -> None:
 
 
 @function_tool
-def weather(context: RunContextWrapper[dict[str, int]], city: str, days: int = int(os.environ.get("DAYS", "2"))) -> str:
+def weather(context: RunContextWrapper[dict[str, int]], city: City, days: int = 2) -> str:
     """Weather of a city."""
     ran("weather")
     return f"{days} days of rain in {city} of {context.context['country']}"
