@@ -14,8 +14,8 @@ from sftrace_otel.core.redact import RedactionPolicy, documents
 
 WORDS = [
     "It ", "was", " raining", "", "-", "--", 'say "no"', "back\\slash", "\n", "ü", "😀", "\u2028", "\ud83d", "\ude00",
-    " sk-", "proj-", "Abcdefghijklmnopqrstuvwx0123456789", "password", "=", "hunter22hunter", " key: ", "known", "-secret",
-    "-value-1", "Bearer ", "eyJhbGciOiJIUzI1NiJ9.", "here", "content",
+    " sk-", "proj-", "Abcdefghijklmnopqrstuvwx0123456789", "password", "=", "hunter22hunter", " key: ", "known",
+    "-secret", "-value-1", "Bearer ", "eyJhbGciOiJIUzI1NiJ9.", "here", "content",
 ]  # fmt: skip
 
 
