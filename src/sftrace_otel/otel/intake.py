@@ -84,6 +84,7 @@ class SpanIntake:
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._open: dict[int, _Open] = {}
+        self._live: dict[int, _Open] = {}  # of these, those that refer to a call of ours or may come to
         self._past: OrderedDict[str, Past] = OrderedDict()  # a plain one is slow to give its oldest entry
         self._calls: dict[str, Call] = {}
         self._own: deque[tuple[int, Call, int]] = deque(maxlen=_REMEMBERED)
@@ -112,7 +113,8 @@ class SpanIntake:
             above = parent.span_id if parent is not None and not parent.is_remote else None
             attributes = span.attributes or {}
             if "sftrace.event.id" in attributes and not self._by_trace:  # a boundary of ours knows its run
-                self._open[context.span_id] = _Open(above or 0, above is None, attributes)
+                self._open[context.span_id] = here = _Open(above or 0, above is None, attributes)
+                self._live[context.span_id] = here
                 return
             bundle = self._begin(
                 context.span_id, context.trace_id, above, _KIND_NAMES[span.kind], span.name, attributes
@@ -164,6 +166,7 @@ class SpanIntake:
             return False
         parent = span.parent
         self._open.pop(span_id, None)
+        self._live.pop(span_id, None)
         self._own.append((span_id, call, parent.span_id if parent is not None else 0))
         return True
 
@@ -210,16 +213,28 @@ class SpanIntake:
     # -- one span
 
     def _begin(
-        self, span_id: int, trace_id: int, above: int | None, kind: str, name: str, attributes: Mapping[str, Any]
+        self,
+        span_id: int,
+        trace_id: int,
+        above: int | None,
+        kind: str,
+        name: str,
+        attributes: Mapping[str, Any],
+        *,
+        ended: bool = False,
     ) -> str | None:
+        """A span begins; one that has `ended` gets no more attributes."""
         operation = attributes.get("gen_ai.operation.name")
         if operation is None and name.startswith("invoke_agent"):
             operation = "invoke_agent"
         with self._lock:
-            self._open[span_id] = _Open(above or 0, above is None, attributes)
+            self._open[span_id] = here = _Open(above or 0, above is None, attributes)
+            if not ended or "sftrace.event.id" in attributes:
+                self._live[span_id] = here
             if len(self._open) > _UNENDED:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
+                self._live.pop(oldest, None)
                 self._below.pop(oldest, None)
         return self.recorder.span_started(span_id, trace_id, above, kind, operation)
 
@@ -227,6 +242,7 @@ class SpanIntake:
         span_id = int(record.span_id, 16)
         with self._lock:
             here = self._open.pop(span_id, None)
+            self._live.pop(span_id, None)
         root = here is not None and here.root
         try:
             run = self._usable(self.recorder.span_run(span_id))
@@ -294,7 +310,7 @@ class SpanIntake:
         with self._lock:
             still_open = [
                 format(span_id, "016x")
-                for span_id, here in list(self._open.items())
+                for span_id, here in list(self._live.items())
                 if here.attributes.get("gen_ai.request.model") == call.model and "sftrace.event.id" in here.attributes
             ]
             ended = [
@@ -311,7 +327,7 @@ class SpanIntake:
                 "sftrace.event.id" in here.attributes
                 and here.attributes.get("gen_ai.request.model") == call.model
                 and self._is_below(format(span_id, "016x"), record.span_id)
-                for span_id, here in list(self._open.items())
+                for span_id, here in list(self._live.items())
             )
 
     def _is_below(self, span_id: str | None, ancestor: str | None) -> bool:
@@ -373,7 +389,8 @@ class SpanIntake:
     def _begin_late(self, record: SpanRecord, here: AbstractSet[str]) -> None:
         span_id, parent = int(record.span_id, 16), record.parent_id
         above = int(parent, 16) if parent is not None and not record.parent_is_remote and parent in here else None
-        self._begin(span_id, int(record.trace_id, 16), above, record.kind, record.name, record.attributes)
+        trace_id = int(record.trace_id, 16)
+        self._begin(span_id, trace_id, above, record.kind, record.name, record.attributes, ended=True)
         run = self.recorder.span_run(span_id)
         if run is not None:
             _begin_earlier(run, record.start_ns)
