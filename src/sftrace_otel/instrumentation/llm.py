@@ -21,6 +21,7 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping import dialects, parts
 from sftrace_otel.core.mapping.wire import Endpoint
 from sftrace_otel.core.prepare import Prepared
+from sftrace_otel.core.redact import Vouched
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header, vouched_for
@@ -56,7 +57,7 @@ class LlmCall:
         self.scope = scope
         self.lineage = scope.place() if lineage is None else lineage
         self.call: Call | None = None
-        self.vouched: object | None = None
+        self.vouched: Vouched | None = None
         """What the policy says of the body of the attempt under way (`RedactionPolicy.vouched`)."""
         self._answer: tuple[bytes, object, Prepared] | None = None
         self._begun = False
@@ -85,7 +86,7 @@ class LlmCall:
     def _begin(self, asked: dialects.Inference, body: bytes | None) -> None:
         self._streams = bool(asked.framing)
         prepared = self.recorder.prepare(asked.payload)
-        self.vouched = vouched_for(self.recorder, prepared, b"request", body or b"")
+        self.vouched = vouched_for(self.recorder, prepared, b"request", body or b"", [])
         ids = tracing.ids_of(self.span)
         self.call = self.recorder.begin(
             "llm",
@@ -124,7 +125,7 @@ class LlmCall:
                 digests = [self.recorder.prepare(value).digest for value in dialects.results_of(content)]
                 answered.answer(call_id, name, digests)
 
-    def read(self, body: bytes, media: str) -> object | None:
+    def read(self, body: bytes, media: str) -> Vouched | None:
         """Read the answer of an attempt, and give what the policy says of it (`RedactionPolicy.vouched`).
 
         That of a stream is put together: of its own bytes nothing is known by that.
@@ -133,7 +134,7 @@ class LlmCall:
         try:
             framed, output, prepared = self._read(body, media)
             self._answer = (body, output, prepared)
-            return None if framed else vouched_for(self.recorder, prepared, None, body)
+            return None if framed else vouched_for(self.recorder, prepared, None, body, [])
         except Exception:  # it is read again when the call ends, which says so
             return None
 

@@ -84,6 +84,7 @@ class SpanIntake:
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._open: dict[int, _Open] = {}
+        self._live: dict[int, _Open] = {}  # of these, those that refer to a call of ours or may come to
         self._past: OrderedDict[str, Past] = OrderedDict()  # a plain one is slow to give its oldest entry
         self._calls: dict[str, Call] = {}
         self._own: deque[tuple[int, Call, int]] = deque(maxlen=_REMEMBERED)
@@ -112,7 +113,8 @@ class SpanIntake:
             above = parent.span_id if parent is not None and not parent.is_remote else None
             attributes = span.attributes or {}
             if "sftrace.event.id" in attributes and not self._by_trace:  # a boundary of ours knows its run
-                self._open[context.span_id] = _Open(above or 0, above is None, attributes)
+                self._open[context.span_id] = here = _Open(above or 0, above is None, attributes)
+                self._live[context.span_id] = here
                 return
             remote = (parent.trace_id, parent.span_id) if parent is not None and parent.is_remote else None
             bundle = self._begin(
@@ -165,6 +167,7 @@ class SpanIntake:
             return False
         parent = span.parent
         self._open.pop(span_id, None)
+        self._live.pop(span_id, None)
         self._own.append((span_id, call, parent.span_id if parent is not None else 0))
         return True
 
@@ -219,15 +222,21 @@ class SpanIntake:
         name: str,
         attributes: Mapping[str, Any],
         remote: tuple[int, int] | None = None,
+        *,
+        ended: bool = False,
     ) -> str | None:
+        """A span begins; one that has `ended` gets no more attributes."""
         operation = attributes.get("gen_ai.operation.name")
         if operation is None and name.startswith("invoke_agent"):
             operation = "invoke_agent"
         with self._lock:
-            self._open[span_id] = _Open(above or 0, above is None, attributes)
+            self._open[span_id] = here = _Open(above or 0, above is None, attributes)
+            if not ended or "sftrace.event.id" in attributes:
+                self._live[span_id] = here
             if len(self._open) > _UNENDED:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
+                self._live.pop(oldest, None)
                 self._below.pop(oldest, None)
         return self.recorder.span_started(
             span_id, trace_id, above, kind, operation, remote=remote, agent=_agent(attributes)
@@ -237,6 +246,7 @@ class SpanIntake:
         span_id = int(record.span_id, 16)
         with self._lock:
             here = self._open.pop(span_id, None)
+            self._live.pop(span_id, None)
         root = here is not None and here.root
         run = own = self.recorder.span_run(span_id) or self.recorder.process_run()
         try:
@@ -309,7 +319,7 @@ class SpanIntake:
         with self._lock:
             still_open = [
                 format(span_id, "016x")
-                for span_id, here in list(self._open.items())
+                for span_id, here in list(self._live.items())
                 if here.attributes.get("gen_ai.request.model") == call.model and "sftrace.event.id" in here.attributes
             ]
             ended = [
@@ -326,7 +336,7 @@ class SpanIntake:
                 "sftrace.event.id" in here.attributes
                 and here.attributes.get("gen_ai.request.model") == call.model
                 and self._is_below(format(span_id, "016x"), record.span_id)
-                for span_id, here in list(self._open.items())
+                for span_id, here in list(self._live.items())
             )
 
     def _is_below(self, span_id: str | None, ancestor: str | None) -> bool:
@@ -390,7 +400,7 @@ class SpanIntake:
         above = int(parent, 16) if parent is not None and not record.parent_is_remote and parent in here else None
         trace_id = int(record.trace_id, 16)
         remote = (trace_id, int(parent, 16)) if parent is not None and record.parent_is_remote else None
-        self._begin(span_id, trace_id, above, record.kind, record.name, record.attributes, remote)
+        self._begin(span_id, trace_id, above, record.kind, record.name, record.attributes, remote, ended=True)
         run = self.recorder.span_run(span_id)
         if run is not None:
             _begin_earlier(run, record.start_ns)

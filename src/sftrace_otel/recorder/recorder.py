@@ -37,7 +37,7 @@ from sftrace_otel.core.mapping.dialects import results_of
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.prices import Prices
-from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.core.redact import RedactionPolicy, Vouched
 from sftrace_otel.errors import SettingsError
 from sftrace_otel.formats import Json
 from sftrace_otel.formats.sftrace import is_inner_name
@@ -641,7 +641,7 @@ class Recorder:
         request: bytes | None,
         response: bytes | None,
         media: str | None,
-        vouched: tuple[object | None, object | None] = (None, None),
+        vouched: tuple[Vouched | None, Vouched | None] = (None, None),
     ) -> None:
         """Journal one HTTP attempt of a call; bodies are redacted here, before they are named, but for those that the
         policy has `vouched` for."""

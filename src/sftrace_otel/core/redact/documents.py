@@ -237,9 +237,8 @@ def _is_clean_stream(rules: Rules, text: str) -> bool:
         return False
     if not rules.holds_nothing(text, parts):
         return False
-    for run, pieces_of_run, padding_of_run in runs:
-        if not rules.hold_nothing(pieces_of_run + padding_of_run, run.value):
-            return False
+    if not all(rules.hold_nothing(said + padded, run.value) for run, said, padded in runs):
+        return False
     return all(rules.redact_text(joined)[0] == joined for joined in map("".join, channels.values()))
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sftrace_otel.core.redact import assignments, documents, jsontext
 from sftrace_otel.core.redact.credentials import MARK
@@ -99,6 +99,18 @@ def _settled(text: str, redact: Callable[[str], str]) -> str:
             return text
         text = again
     return MARK
+
+
+class Vouched(NamedTuple):
+    """What a policy found out about a body.
+
+    Attributes:
+        rules: By which rules: the texts known to be clean by them, a new set with each secret that is learned.
+        data: The body as it may be written; the very same where it holds no secret.
+    """
+
+    rules: object
+    data: bytes
 
 
 class RedactionPolicy:
@@ -228,20 +240,25 @@ class RedactionPolicy:
         redacted = _settled(text, partial(documents.redact, self))
         return redacted, redacted != text
 
-    def vouched(self, data: bytes, dumped: bytes) -> object | None:
-        """A token that says that the JSON body `data` is without secrets, None where that is not certain.
+    def vouched(self, data: bytes, dumped: bytes) -> Vouched | None:
+        """That the JSON body `data` is without secrets, None where that is not certain.
 
         `dumped` is the JSON of its value (orjson's, keys in their order), which `look` has just found clean: what
-        `redact_document` would ask of the value is known then. The token holds while `vouches` says so.
+        `redact_document` would ask of the value is known then.
         """
-        rules = self._clean  # a new one with each secret that is learned
+        rules = self._clean
         if data[:1] not in (b"{", b"[") or not jsontext.spells_each_key_once(data, dumped):
             return None
-        return None if self._texts.holds_known(data) else rules
+        return None if self._texts.holds_known(data) else Vouched(rules, data)
 
-    def vouches(self, token: object | None) -> bool:
-        """Whether `vouched` gave `token` by the rules of now."""
-        return token is not None and token is self._clean
+    def cleaned(self, data: bytes) -> Vouched:
+        """`redact_bytes`, to be kept."""
+        rules = self._clean
+        return Vouched(rules, self.redact_bytes(data))
+
+    def vouches(self, said: Vouched | None) -> bool:
+        """Whether what was said of a body still holds: no secret was learned since."""
+        return said is not None and said.rules is self._clean
 
     def redact_bytes(self, data: bytes) -> bytes:
         """A body that is no UTF-8, without secrets: text parts of a multipart body, text in another encoding, what is
@@ -443,12 +460,15 @@ class RedactionPolicy:
 
     def _has_named_items(self, items: list[Any]) -> bool:
         """Whether an item is named a secret by the one before it: a header pair, a command line option."""
-        if len(items) < 2 or str not in map(type, items):
+        many = len(items)
+        if many < 2:
             return False
-        if is_secret_pair(self, items):
+        if many == 2 and is_secret_pair(self, items):
             return True
-        options = [index for index, item in enumerate(items[:-1]) if type(item) is str and item.startswith("-")]
-        return any(is_secret_argument(self, items[index], items[index + 1]) for index in options)
+        for place, item in enumerate(items, 1):
+            if type(item) is str and item[:1] == "-" and place < many and is_secret_argument(self, item, items[place]):
+                return True
+        return False
 
     def _are_clean(self, texts: list[str], *, remember: bool) -> bool:
         longer = texts if len(texts) == 1 else [text for text in texts if len(text) >= SHORTEST_SECRET]
