@@ -195,7 +195,7 @@ def current_scope() -> Scope:
         return job.scope
     if scope is not None:
         return scope
-    if get_ident() == _main_scope.owner:
+    if get_ident() == _main_scope.owner and ("greenlet" not in sys.modules or _greenlet() is None):
         return _main_scope
     return UNPLACED
 
