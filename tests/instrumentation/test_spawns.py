@@ -31,7 +31,7 @@ from opentelemetry import trace
 
 from sftrace_otel import recorder, trace_tool
 from sftrace_otel.bundle.read import open_bundle
-from sftrace_otel.instrumentation import spawns
+from sftrace_otel.instrumentation import guard, spawns
 from sftrace_otel.recorder import UNPLACED, Scope, current_scope, entered, lineage, spawn
 
 Program = Callable[[list[int]], Any]
@@ -516,6 +516,21 @@ def test_callbacks_of_futures_of_asyncio_have_their_parent_and_no_lineage(record
     above, *drawn = [event for event in read().events if event.type == "tool_call"]
     assert [event.parent_id for event in drawn] == [above.id] * 2
     assert lineages(read) == [None, None, "0"]  # in the order of their ends
+
+
+def test_what_a_connection_spawns_has_no_place_nor_what_that_spawns(recorded: Any, read: Any) -> None:
+    async def main() -> None:
+        async def below() -> None:
+            await asyncio.gather(turns.adraw(0), turns.adraw(1))
+
+        turns = Turns([1, 0])
+        with guard.inside():
+            connecting = asyncio.get_running_loop().create_task(below())
+        await connecting
+        draw()
+
+    recorded(lambda: asyncio.run(main()))
+    assert lineages(read) == [None, None, "t0/0"]
 
 
 def test_a_context_used_by_nobody_it_was_made_for_gives_no_lineage(recorded: Any, read: Any) -> None:

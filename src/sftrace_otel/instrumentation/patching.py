@@ -126,8 +126,11 @@ def _owner(module: ModuleType, path: str) -> tuple[Any, str]:
     *parents, attribute = path.split(".")
     for parent in parents:
         owner = getattr(owner, parent)
-    if attribute not in vars(owner):
-        raise AttributeError(path)
+    if attribute not in vars(owner):  # gevent puts a class of the same name on top of that of the standard library
+        twins = [kind for kind in getattr(owner, "__mro__", ()) if kind.__name__ == owner.__name__]
+        owner = next((kind for kind in twins if attribute in vars(kind)), None)
+        if owner is None:
+            raise AttributeError(path)
     return owner, attribute
 
 

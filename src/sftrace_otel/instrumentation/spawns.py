@@ -32,16 +32,18 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.recorder import Job, Scope, aside, enter, lineage, spawn, spawn_job
-from sftrace_otel.recorder.lineage import CALLBACK, begin_job, end_job, held_by_callback, unfollowed
+from sftrace_otel.recorder import Job, Scope, aside, enter, leave, lineage, spawn, spawn_job
+from sftrace_otel.recorder.lineage import CALLBACK, begin_job, end_job, unfollowed
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 __all__ = ["install", "patched", "uninstall"]
 
+_Task = asyncio.Task
 _inside = guard._inside.get
-_reset = lineage._scope.reset
+_variable = lineage._scope
+_reset = _variable.reset
 Function: TypeAlias = Callable[..., Any]
 Spawned: TypeAlias = "tuple[Job | None, Span | None]"
 
@@ -59,11 +61,9 @@ _PLUMBING = frozenset(
 def _create_task(original: Function) -> Function:
     """One function, since each call of another would cost a tenth of what following a task may cost."""
 
-    def create_task(self: Any, coro: Any, *, name: Any = None, context: Context | None = None, **kwargs: Any) -> Any:
+    def create_task(self: Any, coro: Any, **kwargs: Any) -> Any:
         if recording._active is None and replaying._active is None:
-            if kwargs:  # eager_start, from Python 3.14 on
-                return original(self, coro, name=name, context=context, **kwargs)
-            return original(self, coro, name=name, context=context)
+            return original(self, coro, **kwargs) if kwargs else original(self, coro)
         token = None
         try:
             above = _getframe(1)
@@ -79,22 +79,22 @@ def _create_task(original: Function) -> Function:
             else:
                 scope = spawn(self)
             # A task is made in a copy of the current context (a task factory need not know of any), if not in a given.
-            if context is None:
-                token = enter(scope)
+            if kwargs and kwargs.get("context") is not None:
+                _place(scope, kwargs["context"])
             else:
-                _place(scope, context)
+                token = enter(scope)
         except Exception as error:
             _fault("following a task", error)
-            return original(self, coro, name=name, context=context, **kwargs)
+            return original(self, coro, **kwargs)
         try:
-            if kwargs:
-                task = original(self, coro, name=name, context=context, **kwargs)
-            else:
-                task = original(self, coro, name=name, context=context)
+            task = original(self, coro, **kwargs) if kwargs else original(self, coro)
         finally:
             if token is not None:
-                _back(token)
-        if scope.task is None and scope.owner == 0 and (self._task_factory is None or isinstance(task, asyncio.Task)):
+                try:
+                    _reset(token)
+                except Exception as error:
+                    _fault("following a task", error)
+        if type(scope) is Scope and scope.task is None and isinstance(task, _Task):
             scope.task = _ref(task)  # its own, whichever of those that copy its context makes the first call
         return task
 
@@ -116,12 +116,10 @@ def _place(scope: Scope, context: Context) -> None:
         pass
 
 
+@fails_open("following a task", None)
 def _back(token: Token[Scope | None]) -> None:
     """Undo `enter`."""
-    try:
-        _reset(token)
-    except Exception as error:
-        _fault("following a task", error)
+    leave(token)
 
 
 # --- callbacks --------------------------------------------------------------------------------------------------------
@@ -131,12 +129,15 @@ def _call_soon(original: Function, safe: bool = False) -> Function:
     """`safe`: what may be called by any thread."""
 
     def call_soon(self: Any, callback: Any, *args: Any, context: Context | None = None) -> Any:
-        if recording._active is None and replaying._active is None:
-            return original(self, callback, *args, context=context)
-        if context is not None:
-            if held_by_callback(context):
+        if context is not None:  # each step of a task comes by here
+            held = context.get(_variable)
+            if held is not None and held.task is CALLBACK:
                 _unplaced(context)
-            return original(self, callback, *args, context=context)
+            if args:
+                return original(self, callback, *args, context=context)
+            return original(self, callback, context=context)
+        if recording._active is None and replaying._active is None:
+            return original(self, callback, *args)
         token = _called_back(None if safe else self, callback)
         try:
             return original(self, callback, *args)
@@ -161,18 +162,15 @@ def _call_at(original: Function) -> Function:
     return call_at
 
 
+@fails_open("following a callback", None)
 def _called_back(loop: Any, function: Any) -> Token[Scope | None] | None:
     """Give the callback its scope: it gets a copy of the current context, which has the scope until `_back`."""
-    try:
-        if _plumbing.get(getattr(function, "__module__", None)) or _is_plumbing(function):
-            return None
-        scope = aside() if _inside() and guard.is_inside() else spawn(loop)
-        if scope.owner == 0 and scope.task is None:
-            scope.task = CALLBACK
-        return enter(scope)
-    except Exception as error:
-        _fault("following a callback", error)
+    if _plumbing.get(getattr(function, "__module__", None)) or _is_plumbing(function):
         return None
+    scope = aside() if _inside() and guard.is_inside() else spawn(loop)
+    if type(scope) is Scope:
+        scope.task = CALLBACK
+    return enter(scope)
 
 
 @fails_open("following a callback", None)
@@ -212,12 +210,10 @@ def _thread_start(original: Function) -> Function:
     return start
 
 
+@fails_open("following a thread", None)
 def _started(thread: Any) -> None:
-    try:
-        if not _is_own(thread) and not (_inside() and guard.is_inside()):
-            thread._sftrace_spawned = _spawned()
-    except Exception as error:
-        _fault("following a thread", error)
+    if not _is_own(thread) and not guard.is_inside():
+        thread._sftrace_spawned = _spawned()
 
 
 def _is_own(thread: Any) -> bool:
@@ -287,26 +283,21 @@ def _spawned() -> Spawned:
 Before: TypeAlias = "tuple[Job | None, Any, Span | None]"
 
 
+@fails_open("following a thread", None)
 def _begin(spawned: Spawned) -> Before | None:
     """This thread works for what spawned it; give the result to `_end`."""
-    try:
-        job, span = spawned
-        token = None if span is None or tracing.span_here() is not None else tracing.attached(span)
-        return begin_job(job), token, span
-    except Exception as error:
-        _fault("following a thread", error)
-        return None
+    job, span = spawned
+    token = None if span is None or tracing.span_here() is not None else tracing.attached(span)
+    return begin_job(job), token, span
 
 
+@fails_open("following a thread", None, replay_too=True)
 def _end(before: Before | None) -> None:
-    try:
-        if before is not None:
-            job, token, span = before
-            end_job(job)
-            if token is not None and span is not None and tracing.is_current(span):
-                tracing.detach(token)
-    except Exception as error:
-        recording.fault("following a thread", error)
+    if before is not None:
+        job, token, span = before
+        end_job(job)
+        if token is not None and span is not None and tracing.is_current(span):
+            tracing.detach(token)
 
 
 # --- what is called when a job is done --------------------------------------------------------------------------------

@@ -175,8 +175,12 @@ def _close_with_worker() -> None:
     """In a worker of multiprocessing, which leaves by `os._exit`: close at its end, since `atexit` is not run there."""
     process = sys.modules.get("multiprocessing.process")
     util = sys.modules.get("multiprocessing.util")
-    if process is not None and util is not None and process.parent_process() is not None:
+    if process is None or util is None:
+        return
+    if process.parent_process() is not None:
         util.Finalize(None, close_all, exitpriority=-100)
+    else:  # a worker of a fork server imports the program before it knows that it is one
+        util.register_after_fork(close_all, lambda _: _close_with_worker())
 
 
 if hasattr(os, "register_at_fork"):

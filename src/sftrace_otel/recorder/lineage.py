@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALLBACK", "UNPLACED", "Job", "Scope", "aside", "begin_job", "current_scope", "current_task",
-    "end_job", "enter", "entered", "forget_place", "held_by_callback", "inner", "leave", "restart_lineage", "spawn",
+    "end_job", "enter", "entered", "forget_place", "inner", "leave", "restart_lineage", "spawn",
     "spawn_job", "unfollowed",
 ]  # fmt: skip
 
@@ -42,13 +42,14 @@ def CALLBACK() -> None:  # noqa: N802
     """Stands, where a scope's task does, for a callback of an event loop: it runs outside every task."""
 
 
-class Scope(msgspec.Struct, eq=False):
+class Scope(msgspec.Struct, eq=False, gc=False):
     """Where calls are made: a path of slots, the enclosing call and run, a counter for the next slot.
 
     Calls and spawns take slots from one counter, so `t1/0` is the first call of what was spawned in slot 1. A scope
     belongs to the thread and task that it was made for, else to those that first use it; a call made elsewhere in it
     has no lineage, which is said (None), never guessed. `live`: it is inside a call that a replay let out, so what is
-    done there is really done.
+    done there is really done. The collector need not look at one: what it refers to (a run) holds no scopes, and there
+    is one for each task.
     """
 
     base: str = ""
@@ -197,7 +198,7 @@ def current_scope() -> Scope:
         return job.scope
     if scope is not None:
         return scope
-    if get_ident() == _main_scope.owner:
+    if get_ident() == _main_scope.owner and ("greenlet" not in sys.modules or _greenlet() is None):
         return _main_scope
     return UNPLACED
 
@@ -294,12 +295,6 @@ def spawn_job() -> Job | None:
     of the place."""
     scope = spawn()
     return None if scope is UNPLACED else Job(scope, _scope.get())
-
-
-def held_by_callback(context: Context) -> bool:
-    """Whether `context` is a copy of a callback's."""
-    scope = context.get(_scope)
-    return scope is not None and scope.task is CALLBACK
 
 
 def unfollowed(context: Context) -> None:
