@@ -17,7 +17,6 @@ import pytest
 
 from .conftest import Workplace, answers, events, fetch, fetch_aside, fetch_many, run
 
-GUNICORN = ("gunicorn", "--no-control-socket", "--bind")
 SERVERS = {
     "uvicorn": ("uvicorn", "apps:asgi", "--port", "PORT"),
     "uvicorn-4": ("uvicorn", "apps:asgi", "--port", "PORT", "--workers", "4"),
@@ -64,6 +63,7 @@ def test_every_request_has_its_bundle_after_a_graceful_end(place: Workplace, por
 def test_a_worker_killed_in_a_request_leaves_a_journal_to_recover(place: Workplace, port: int, name: str) -> None:
     process, url = serve(place, name, port)
     fetch(url, 1)
+    place.until(place.paths)  # its bundle is written beside the server, maybe by the worker that is killed
     fetch_aside(url, 7, "/hang")
     pid = int(place.until(lambda: _text(place.folder / "hanging-7")))
     os.kill(pid, signal.SIGKILL)
@@ -195,10 +195,7 @@ def test_every_task_has_its_bundle(place: Workplace, options: tuple[str, ...]) -
     assert [(event["error_type"], event["message"]) for event in events(failed[0], "error")] == [
         ("ValueError", "unlucky")
     ]
-    assert (
-        "Traceback" not in place.log().replace('Traceback (most recent call last):\\n  File "', "", 1)
-        or "unlucky" in place.log()
-    )
+    assert "sftrace:" not in place.log()
 
 
 @pytest.mark.full

@@ -95,10 +95,12 @@ class RecordingSession:
             self._open(recorder)
 
     def _open(self, recorder: Recorder) -> None:
-        outer = recorder.joinable() if self.output_path is None else None
+        outer = recorder.joinable(tracing.current_ids()[1]) if self.output_path is None else None
         if outer is not None:
             self._run, self._joined = outer, True
             self._join(outer)
+            if current_scope().run is not outer:
+                self._token = enter(Scope(run=outer))
             return
         run = recorder.new_run("record", target=self._free_path(recorder), origin=recorder.parent_origin())
         run.agent = self.agent_name

@@ -84,11 +84,7 @@ class _Request:
         self.status = 0
         self.over = False
         self.worded = 0
-        around = recorder.joinable()
-        if around is None:
-            span_run = recorder.span_run(tracing.current_ids()[1])
-            if span_run is not None and span_run.kind == "trace" and not span_run.closed:
-                around = span_run
+        around = recorder.joinable(tracing.current_ids()[1])
         self.owned = around is None
         self.run: Run = recorder.new_run(kind) if around is None else around
         if self.owned:

@@ -358,9 +358,11 @@ class Recorder:
         except Exception as error:
             self.fault("keeping a run", error, run)
 
-    def joinable(self) -> Run | None:
-        """The open run of the current scope, if it is not the process's."""
+    def joinable(self, span_id: int = 0) -> Run | None:
+        """The open run of the current scope, or of the current span, if it is not the process's."""
         run = current_scope().run
+        if run is None and span_id:
+            run = self.span_run(span_id)
         return run if run is not None and _is_open(run) and run.kind != "process" else None
 
     def allocate(self, run: Run) -> Path:
