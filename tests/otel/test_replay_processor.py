@@ -289,11 +289,29 @@ def test_the_guard_stops_connections_inside_runs_only(
     provider, _ = staging(processor)
     tracer = provider.get_tracer("app")
     connect(elsewhere)  # a pool, a probe
+    begun, stopped = threading.Event(), []
+
+    def probe() -> None:
+        begun.wait(30)
+        connect(elsewhere)
+
+    def in_run() -> None:
+        try:
+            connect(elsewhere)
+        except ReplayPolicyError as error:
+            stopped.append(error)
+
+    beside = threading.Thread(target=probe)
+    beside.start()
     with tracer.start_as_current_span("root"):
         connect(server.port)  # this process listens there
-        beside = threading.Thread(target=connect, args=(elsewhere,))
-        beside.start()
+        begun.set()
         beside.join()
+        assert processor.report().diverged is None
+        within = threading.Thread(target=in_run)
+        within.start()
+        within.join()
+        assert len(stopped) == 1
         with pytest.raises(ReplayPolicyError, match="tried to connect"):
             connect(elsewhere)
     assert processor.report().exit_code == 1
