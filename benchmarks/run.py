@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from format_rows import formats
 from harness import ROUNDS, Row, interleaved, worker
 from llm_rows import llm
+from spawn_rows import spawns
 from start import command_line, imports, instrument_start
 
 CALLS = {100: 4.0, 1_000: 15.0, 10_000: 200.0}  # calls, and stepfork must take at least this many times ours
@@ -91,6 +92,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "tools": tools,
     "format": formats,
     "llm": llm,
+    "spawns": spawns,
 }
 
 

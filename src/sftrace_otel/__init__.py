@@ -31,10 +31,12 @@ if TYPE_CHECKING:
         set_output,
     )
     from sftrace_otel.instrumentation.httpx import SftraceTransport
+    from sftrace_otel.instrumentation.servers import SftraceASGI, SftraceWSGI
     from sftrace_otel.instrumentation.tools import trace_tool
     from sftrace_otel.otel import instrument, uninstrument
     from sftrace_otel.otel.exporter import SftraceExporter
     from sftrace_otel.otel.processor import SftraceSpanProcessor
+    from sftrace_otel.otel.replay_processor import ReplaySpanProcessor
     from sftrace_otel.replay import ReplaySession
     from sftrace_otel.trace import ToolCall, Trace
 
@@ -47,10 +49,13 @@ _WHERE = {
     "ReplayMismatchError": "errors",
     "ReplayPolicyError": "errors",
     "ReplaySession": "replay",
+    "ReplaySpanProcessor": "otel.replay_processor",
+    "SftraceASGI": "instrumentation.servers",
     "SftraceError": "errors",
     "SftraceExporter": "otel.exporter",
     "SftraceSpanProcessor": "otel.processor",
     "SftraceTransport": "instrumentation.httpx",
+    "SftraceWSGI": "instrumentation.servers",
     "ToolCall": "trace",
     "Trace": "trace",
     "allm_request": "instrumentation.api",
@@ -74,10 +79,13 @@ __all__ = [
     "ReplayMismatchError",
     "ReplayPolicyError",
     "ReplaySession",
+    "ReplaySpanProcessor",
+    "SftraceASGI",
     "SftraceError",
     "SftraceExporter",
     "SftraceSpanProcessor",
     "SftraceTransport",
+    "SftraceWSGI",
     "ToolCall",
     "Trace",
     "__version__",

@@ -65,7 +65,25 @@ OTEL_SFTRACE_REPLAY = "OTEL_SFTRACE_REPLAY"
 """A bundle to answer from instead of recording."""
 
 OTEL_SFTRACE_REPLAY_MODE = "OTEL_SFTRACE_REPLAY_MODE"
-"""`frozen` (default)."""
+"""`frozen` (default), `hybrid` or `live`."""
+
+OTEL_SFTRACE_REPLAY_LIVE_LLMS = "OTEL_SFTRACE_REPLAY_LIVE_LLMS"
+"""`provider/model,…` that hybrid mode lets out."""
+
+OTEL_SFTRACE_REPLAY_LIVE_TOOLS = "OTEL_SFTRACE_REPLAY_LIVE_TOOLS"
+"""Names of tools, with commas, that live mode lets out."""
+
+OTEL_SFTRACE_REPLAY_IGNORE = "OTEL_SFTRACE_REPLAY_IGNORE"
+"""JSON Pointers, with commas, into inputs: left out when calls are compared."""
+
+OTEL_SFTRACE_REPLAY_NORMALIZE = "OTEL_SFTRACE_REPLAY_NORMALIZE"
+"""`iso_time`, `uuid`, `path`, with commas: left out of every text when calls are compared."""
+
+OTEL_SFTRACE_REPLAY_RECORD = "OTEL_SFTRACE_REPLAY_RECORD"
+"""A bundle to record the replay into."""
+
+OTEL_SFTRACE_REPLAY_FORCE = "OTEL_SFTRACE_REPLAY_FORCE"
+"""`true`: replay also where `deployment.environment.name` is `production`."""
 
 OTEL_SFTRACE_REPLAY_ORDER = "OTEL_SFTRACE_REPLAY_ORDER"
 """`causal` (default), `strict` or `any`."""

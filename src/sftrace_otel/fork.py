@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,10 @@ __all__ = ["ForkEngine", "ForkError", "ForkInfo", "ForkPoint", "ForkResult", "Ov
 
 @dataclass(frozen=True)
 class ForkResult:
-    """What a fork came to. A fork that fails raises ForkError, so `success` is True."""
+    """What a fork came to. A fork that fails raises ForkError, so `success` is True.
+
+    `trace` is the fork itself; of one that was saved it is read from its bundle when first asked for.
+    """
 
     success: bool
     forked_trace_path: str | None
@@ -44,6 +47,15 @@ class ForkResult:
     fork_point_event_id: str
     overrides_applied: int
     error_message: str | None = None
+    _trace: Trace | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def trace(self) -> Trace:
+        """The forked trace. Raises TraceStorageError where its bundle is not there any more."""
+        if self._trace is None:
+            object.__setattr__(self, "_trace", Trace.load(self.forked_trace_path or ""))
+        assert self._trace is not None
+        return self._trace
 
 
 class ForkEngine:
@@ -134,10 +146,10 @@ def fork_trace(
     path = None if isinstance(trace, Trace) else str(trace)
     forked, info = ForkEngine(parent, fork_point, overrides=overrides, parent_trace_path=path, policy=policy).fork()
     saved = None if output_path is None else str(forked.save(output_path, overwrite=overwrite))
-    return _result(info, saved, len(parent.events), len(forked.events))
+    return _result(info, saved, len(parent.events), len(forked.events), forked)
 
 
-def _result(info: ForkInfo, saved: str | None, before: int, after: int) -> ForkResult:
+def _result(info: ForkInfo, saved: str | None, before: int, after: int, trace: Trace | None = None) -> ForkResult:
     return ForkResult(
         success=True,
         forked_trace_path=saved,
@@ -146,6 +158,7 @@ def _result(info: ForkInfo, saved: str | None, before: int, after: int) -> ForkR
         fork_point_step=info.fork_point_step,
         fork_point_event_id=info.fork_point_event_id,
         overrides_applied=info.overrides_applied,
+        _trace=trace,
     )
 
 

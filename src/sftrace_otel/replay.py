@@ -32,17 +32,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
+from urllib.parse import unquote
 
 from sftrace_otel import recorder
 from sftrace_otel.bundle.read import Bundle, open_bundle, validate_bundle
 from sftrace_otel.core.mapping import dialects
-from sftrace_otel.core.match import Rule
+from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import printable
 from sftrace_otel.core.plan import RecordedCall, extract_calls
-from sftrace_otel.core.prepare import prepare
+from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.core.report import ReplayReport, RunOutcome
-from sftrace_otel.core.session import Session
+from sftrace_otel.core.session import LiveCall, Manual, Session
+from sftrace_otel.core.trajectory import Step, Trajectory
 from sftrace_otel.errors import (
     RecordedDependencyError,
     ReplayError,
@@ -55,7 +57,9 @@ from sftrace_otel.errors import (
 from sftrace_otel.formats import Json, canonical
 from sftrace_otel.formats.sftrace import EventBase, Manifest, RunEnd, RunStart
 from sftrace_otel.formats.sidecars import CallRow
-from sftrace_otel.instrumentation import install, replaying
+from sftrace_otel.instrumentation import asgi_client as asgi
+from sftrace_otel.instrumentation import install, replaying, tracing
+from sftrace_otel.instrumentation.rerecording import Rerecording
 from sftrace_otel.settings import PREFIX, Settings
 from sftrace_otel.trace import Trace
 
@@ -68,14 +72,21 @@ __all__ = [
     "ReplayReport",
     "ReplaySession",
     "Result",
+    "Step",
+    "Trajectory",
     "activate_from_settings",
+    "refuse_production_of",
+    "replay_asgi",
     "replay_command",
     "replay_entrypoint",
+    "trajectory_of",
     "untraced_tools",
+    "write_report",
 ]
 
 CHILD = "SFTRACE_REPLAY_CHILD"
-"""Variable that hands a child what has no setting: JSON with `map_hosts`, `ignore` and `run_untraced_tools`."""
+"""Variable that hands a child what has no setting or no room in one: JSON with `map_hosts`, `ignore` (pointers may hold
+commas) and `run_untraced_tools`."""
 
 DIVERGED = 1
 REFUSED = 2
@@ -93,6 +104,7 @@ class _Recording:
     expected: RunOutcome
     run_input: Json
     read_blob: Callable[[Mapping[str, Any]], bytes]
+    agent: str = "agent"
     tools: tuple[str, ...] = ()
     is_block: bool = True
     has_content: bool = True
@@ -133,6 +145,7 @@ def _recording(
         expected=_expected(manifest, events),
         run_input=next((event.input for event in events if isinstance(event, RunStart)), None),
         read_blob=read_blob,
+        agent=manifest.agent_name,
         tools=_tools(bundle) if bundle is not None else (),
         is_block=bundle is None or (bundle.run or {}).get("kind", "record") == "record",
         has_content=bundle is None or not _without_content(bundle),
@@ -184,6 +197,17 @@ def _tools(bundle: Bundle) -> tuple[str, ...]:
     return tuple(one for one in tools if isinstance(one, str)) if isinstance(tools, list) else ()
 
 
+def trajectory_of(source: str | Path | Trace) -> Trajectory:
+    """The steps of a recording: its calls but those inside another one. Raises TraceStorageError for a bundle that is
+    invalid, changed or unreadable."""
+    return Trajectory(_step(call) for call in _recording_of(source).calls if call.parent is None)
+
+
+def _step(call: RecordedCall | LiveCall) -> Step:
+    payload = call.payload if isinstance(call, LiveCall) else call.input
+    return Step(call.kind, call.name, call.provider, payload)
+
+
 def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
     """Functions whose results went back to the model although no tool event holds them (`design.md`, "Frozen")."""
     answered = recorder.Answered()
@@ -191,20 +215,13 @@ def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
         if call.kind == "llm":
             request = call.input.get("request") if isinstance(call.input, dict) else None
             for call_id, name, content in dialects.tool_answers(call.method, request):
-                answered.answer(call_id, name, _content_digest(content))
+                answered.answer(call_id, name, map(canonical.digest, dialects.results_of(content)))
+            for call_id, name in dialects.tool_calls(call.method, call.outcome.output):
+                answered.called(call_id, name)
         elif call.kind == "tool":
-            answered.tool(call.name, canonical.digest(call.outcome.output))
+            results = map(canonical.digest, dialects.results_of(call.outcome.output))
+            answered.tool(call.name, results, call.tool_call_ids)
     return answered.untraced()
-
-
-def _content_digest(content: Any) -> str:
-    """The digest that the tool's output would have, whether the program sent it as text or as JSON text."""
-    if isinstance(content, str):
-        try:
-            content = canonical.loads(content.encode("utf-8"))
-        except SftraceError:
-            pass
-    return canonical.digest(content)
 
 
 # --- the session ------------------------------------------------------------------------------------------------------
@@ -218,7 +235,15 @@ class ReplaySession:
     """
 
     def __init__(
-        self, recording: _Recording, session: Session, *, policy: RedactionPolicy, allow: Sequence[str]
+        self,
+        recording: _Recording,
+        session: Session,
+        *,
+        policy: RedactionPolicy,
+        settings: Settings,
+        allow: Sequence[str],
+        record: Path | None = None,
+        force: bool = False,
     ) -> None:
         self._recording = recording
         self._session = session
@@ -227,7 +252,15 @@ class ReplaySession:
         self._active: replaying.Active | None = None
         self._entered = False
         self._outcome: RunOutcome | None = None
-        self._gave_output = False
+        self._made: Sequence[RecordedCall | LiveCall] = ()
+        self._is_child = False
+        self.recorded: Path | None = None
+        """The bundle that the replay was recorded into, once it has ended."""
+        self._output: Prepared | None = None
+        self.settings = settings
+        self._record = record
+        self._force = force
+        self._rerecording: Rerecording | None = None
 
     @classmethod
     def from_trace(
@@ -237,28 +270,45 @@ class ReplaySession:
         mode: str = "frozen",
         order: str = "causal",
         ignore: Sequence[Rule] = (),
+        normalize: Sequence[Normaliser] = (),
         map_hosts: Mapping[str, str] | None = None,
+        live_llms: Iterable[str] | None = None,
+        allow_live_tools: Iterable[str] | None = None,
+        manual: Manual | None = None,
         allow: Sequence[str] = (),
         run_untraced_tools: bool = False,
+        record: str | Path | None = None,
+        force: bool = False,
     ) -> Self:
         """Prepare the replay of a bundle (by its path) or of a loaded trace.
 
         Args:
             source: A bundle, checked first: structure, payload hashes, file checksums. Or a Trace, taken as it is.
-            mode: "frozen": everything recorded is served, everything else stops the replay.
+            mode: "frozen": everything recorded is served, everything else stops the replay. "hybrid": `live_llms` are
+                asked again and their answers go on, the rest is served or stops. "live": LLMs are asked again and
+                `allow_live_tools` run, nothing is served.
             order: "causal", "strict" or "any".
-            ignore: JSON Pointers or functions: what to leave out when calls are compared.
+            ignore: JSON Pointers, or functions of (kind, name, view): what to leave out when calls are compared.
+            normalize: "iso_time", "uuid", "path", compiled patterns, or functions from text to text: what is changed in
+                every text on both sides before they are compared.
             map_hosts: Recorded host or host:port → the one that stands for it now.
+            live_llms: `provider/model` as recorded, for hybrid mode; `*` stands for anything.
+            allow_live_tools: Names of tools, and of HTTP exchanges as their events have them, for live mode; likewise.
+            manual: Called with (recorded call, live call) where the recorded policy is `manual`: "frozen" or True
+                serves it, "live" lets it out (not in frozen mode), "derived" runs and compares it, "forbidden", False
+                or None stops.
             allow: `host:port` pairs that may be connected to outside the boundaries.
             run_untraced_tools: Go on although results of some tools are missing; their functions run for real.
+            record: A bundle to record the replay into; without it nothing is written.
+            force: Also where `deployment.environment.name` is `production`.
 
         Raises:
             TraceStorageError: The bundle is invalid, changed or unreadable.
             ReplayPolicyError: Functions would have to run for real (see `run_untraced_tools`).
-            SettingsError: An unknown mode or order.
+            SettingsError: An unknown mode or order; a rule, normaliser or name that cannot be used.
         """
         recording = _recording_of(source)
-        if not recording.has_content:
+        if not recording.has_content and mode != "live":
             raise ReplayPolicyError(
                 f"{recording.source}: it was recorded without payloads, so there is nothing to answer with; record "
                 "again with OTEL_SFTRACE_CAPTURE=full",
@@ -273,21 +323,32 @@ class ReplaySession:
                 "OTEL_SFTRACE_TOOLS naming them, or replay with --run-untraced-tools (run_untraced_tools=True)",
                 code="untraced_tools",
             )
-        policy = recorder.load_policy(Settings.from_environ(os.environ))
+        settings = Settings.from_environ(os.environ)
+        policy = recorder.load_policy(settings)
         session = Session(
             recording.calls,
             mode=mode,
             order=order,
             ignore=ignore,
+            normalize=normalize,
             map_hosts=map_hosts or {},
+            live_llms=live_llms or (),
+            live_tools=allow_live_tools or (),
+            manual=manual,
             redact=lambda value: policy.redact(value)[0],
         )
-        return cls(recording, session, policy=policy, allow=allow)
+        target = None if record is None else _free(Path(record).expanduser().absolute())
+        return cls(recording, session, policy=policy, settings=settings, allow=allow, record=target, force=force)
 
     @property
     def run_input(self) -> Json:
         """The recorded run input, None where there is none."""
         return self._recording.run_input
+
+    @property
+    def expected(self) -> RunOutcome:
+        """How the recording ended."""
+        return self._recording.expected
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -304,18 +365,71 @@ class ReplaySession:
         """The error that stopped this replay, None while it goes on."""
         return self._session.latched
 
-    def start(self) -> None:
-        """Serve every boundary of this process from now on. Raises ReplayError when a replay is active already."""
+    @property
+    def trajectory(self) -> Trajectory:
+        """What the program did so far: its calls in order, with assertions about them."""
+        return Trajectory(map(_step, self._made))
+
+    def start(self, *, guarded: Callable[[str, int], bool] | None = None) -> None:
+        """Serve every boundary of this process from now on.
+
+        `guarded(host, port)`: whether a connection outside the boundaries, made here and now, is stopped; by default
+        each is.
+
+        Raises:
+            ReplayPolicyError: This is production, and nobody forced it.
+            ReplayError: A replay is active already, or this session was used before.
+            TraceStorageError: The bundle to record into cannot be opened.
+        """
         if self._entered:
             raise ReplayError("this session was used before; make another one with from_trace")
+        self.refuse_production(os.environ, _resource_of(tracing.provider()))
         install(self.tools)
         try:
             self._active = replaying.activate(
-                self._session, self._policy, self._recording.read_blob, guard_process=True, allow=self._allow
+                self._session,
+                self._policy,
+                self._recording.read_blob,
+                guard_process=True,
+                allow=self._allow,
+                applies=guarded,
             )
         except RuntimeError as fault:
             raise ReplayError(str(fault), code="active") from None
+        self._made = self._active.made
         self._entered = True
+        if self._record is not None:
+            self._rerecord(self._active, self._record)
+
+    def _rerecord(self, active: replaying.Active, path: Path) -> None:
+        settings = replace(self.settings, dir=path.parent, keep="all", capture="full", formats=("sftrace",))
+        try:
+            rerecording = Rerecording(
+                path,
+                settings,
+                self._policy,
+                agent=self._recording.agent,
+                run_input=self._recording.run_input,
+                lazy=self._is_child,
+            )
+        except OSError:
+            replaying.deactivate()
+            self._active = None
+            raise TraceStorageError(f"{path}: the replay cannot be recorded there", code="unwritable") from None
+        self._rerecording = rerecording
+        active.keep = lambda prepared, live, decision: rerecording.served(
+            prepared, live, decision, self._recording.read_blob
+        )
+
+    def refuse_production(self, environ: Mapping[str, str], resource: Mapping[str, object]) -> None:
+        """Raise ReplayPolicyError where the environment or a provider's resource says that this is production."""
+        where = _production(environ, resource)
+        if where is not None and not (self._force or self.settings.replay_force):
+            raise ReplayPolicyError(
+                f"{where} says production: replay would answer real requests from a recording; if that is what you "
+                "want, force it (force=True, --force or OTEL_SFTRACE_REPLAY_FORCE=true)",
+                code="production",
+            )
 
     def stop(self, outcome: RunOutcome) -> None:
         """End the replay; `outcome` is how the program ended. Boundaries let calls out again."""
@@ -323,10 +437,25 @@ class ReplaySession:
             self._outcome = self._with_output(outcome)
             replaying.deactivate()
             self._active = None
+            self._close_record(self._outcome)
+
+    def ended_with(self, outcome: RunOutcome) -> None:
+        """How the program would end now, for a report before `stop`."""
+        self._outcome = self._with_output(outcome)
+
+    def _close_record(self, outcome: RunOutcome) -> None:
+        rerecording, self._rerecording = self._rerecording, None
+        if rerecording is not None:
+            failed = outcome.status == "failed"
+            error = self.latched if self.latched is not None else None
+            failure = (outcome.error_type or "Exception", outcome.message or "") if failed else None
+            if error is not None and failure is None:
+                failure = (type(error).__name__, self._policy.redact_text(str(error))[0])
+            self.recorded = rerecording.close(output=self._output, failure=failure)
 
     def uncompared(self) -> bool:
         """Whether an output was recorded and the program gave none that could be compared with it."""
-        return self._recording.expected.output is not None and not self._gave_output
+        return self._recording.expected.output is not None and self._output is None
 
     def __enter__(self) -> Self:
         self.start()
@@ -365,8 +494,8 @@ class ReplaySession:
 
     def completed(self, output: object) -> RunOutcome:
         """The outcome of a program whose result is `output`, prepared as a recorded output is."""
-        self._gave_output = True
-        return RunOutcome(status="completed", output=prepare(output, self._policy).value)
+        self._output = prepare(output, self._policy)
+        return RunOutcome(status="completed", output=self._output.value)
 
     def failed(self, error: BaseException) -> RunOutcome:
         """The outcome of a program that ended with `error`.
@@ -398,8 +527,42 @@ class ReplaySession:
         given = active.output
         if given is None:
             return outcome
-        self._gave_output = True
+        self._output = given
         return RunOutcome(status="completed", output=given.value)
+
+
+def _free(path: Path) -> Path:
+    """`path` as one to record into. Raises TraceStorageError for one that exists or is no bundle's."""
+    if path.suffix != ".sftrace":
+        raise TraceStorageError(f"{path}: the path of a bundle ends in .sftrace", code="invalid_path")
+    if os.path.lexists(path):
+        raise TraceStorageError(f"{path} exists; record the replay to another path", code="exists")
+    return path
+
+
+# --- production -------------------------------------------------------------------------------------------------------
+
+_ENVIRONMENT = ("deployment.environment.name", "deployment.environment")
+"""The resource attribute of the deployment, and its name before semantic conventions 1.27."""
+
+
+def _production(environ: Mapping[str, str], resource: Mapping[str, object]) -> str | None:
+    """What says that this is production, None if nothing does."""
+    named = {}
+    for pair in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
+        name, _, value = pair.partition("=")
+        named[name.strip()] = unquote(value.strip())
+    for where, attributes in (("OTEL_RESOURCE_ATTRIBUTES", named), ("the resource of the tracer provider", resource)):
+        for name in _ENVIRONMENT:
+            if str(attributes.get(name, "")).lower() == "production":
+                return f"{name} in {where}"
+    return None
+
+
+def _resource_of(provider: object) -> Mapping[str, object]:
+    """The attributes of a provider's resource; none where it has no resource."""
+    attributes = getattr(getattr(provider, "resource", None), "attributes", None)
+    return attributes if isinstance(attributes, Mapping) else {}
 
 
 # --- in a process started with OTEL_SFTRACE_REPLAY --------------------------------------------------------------------
@@ -412,9 +575,10 @@ def activate_from_settings(settings: Settings) -> ReplaySession:
     standard error. Where the replay cannot start the process ends here with exit code 2: an agent that runs without its
     recording would make real calls, and what calls us swallows exceptions.
     """
+    global _of_process
     target = _report_file(settings)
     try:
-        session = _session_of(settings)
+        session = _of_process = _session_of(settings)
         session.start()
     except Exception as fault:
         _refuse(fault, target)
@@ -429,6 +593,19 @@ def activate_from_settings(settings: Settings) -> ReplaySession:
     return session
 
 
+_of_process: ReplaySession | None = None
+"""The replay that `activate_from_settings` began."""
+
+
+def refuse_production_of(provider: object) -> None:
+    """End this process with exit code 2 where it replays, unforced, with a tracer provider of production."""
+    if _of_process is not None:
+        try:
+            _of_process.refuse_production({}, _resource_of(provider))
+        except ReplayPolicyError as fault:
+            _refuse(fault, _report_file(_of_process.settings))
+
+
 def _refuse(fault: Exception, target: Path | None) -> NoReturn:
     expected = isinstance(fault, SftraceError)
     reason = str(fault) if expected else f"unexpected {type(fault).__name__}: {fault}"
@@ -441,15 +618,30 @@ def _refuse(fault: Exception, target: Path | None) -> NoReturn:
 
 def _session_of(settings: Settings) -> ReplaySession:
     options = json.loads(os.environ.get(CHILD, "{}"))
-    return ReplaySession.from_trace(
+    record = settings.replay_record
+    if record is not None and os.path.lexists(record):  # another process of this command was first
+        record = record.with_name(f"{record.stem}-{os.getpid()}{record.suffix}")
+    session = ReplaySession.from_trace(
         settings.replay or "",
         mode=settings.replay_mode,
         order=settings.replay_order,
         allow=settings.replay_allow,
         map_hosts=options.get("map_hosts"),
-        ignore=options.get("ignore") or (),
+        ignore=options.get("ignore") or settings.replay_ignore,
+        normalize=settings.replay_normalize,
+        live_llms=settings.replay_live_llms,
+        allow_live_tools=settings.replay_live_tools,
         run_untraced_tools=bool(options.get("run_untraced_tools")),
+        record=record,
+        force=settings.replay_force,
     )
+    session._is_child = True
+    return session
+
+
+def write_report(settings: Settings, document: Mapping[str, object]) -> None:
+    """Write a report where the settings want it."""
+    _write(_report_file(settings), document)
 
 
 def _report_file(settings: Settings) -> Path | None:
@@ -495,7 +687,10 @@ class Result:
         report = session.report()
         uncompared = "the recorded output was not compared: the program gave none (set_output)"
         said = [*session.notes, *notes, *([uncompared] if session.uncompared() else [])]
-        return cls(document={**report.to_dict(), "text": report.text(), "notes": said})
+        recorded = None if session.recorded is None else str(session.recorded)
+        if recorded is not None:
+            said.append(f"the replay was recorded to {recorded}")
+        return cls(document={**report.to_dict(), "text": report.text(), "notes": said, "recorded_to": recorded})
 
     @property
     def exit_code(self) -> int:
@@ -514,35 +709,75 @@ class Result:
 def replay_entrypoint(
     path: Path,
     spec: str,
-    *,
-    order: str = "causal",
-    map_hosts: Mapping[str, str] | None = None,
-    ignore: Sequence[str] = (),
-    run_untraced_tools: bool = False,
+    **options: Any,
 ) -> Result:
     """Call `spec` ("module:function", imported from the current folder) in this process under the replay of `path`.
 
     The recorded run input is passed where the function takes an argument; what it returns is awaited where it is
-    awaitable, and compared with the recorded output.
+    awaitable, and compared with the recorded output. `options`: as of `ReplaySession.from_trace`.
 
     Raises:
-        TraceStorageError, ReplayPolicyError: As `ReplaySession.from_trace`.
+        TraceStorageError, ReplayPolicyError, SettingsError: As `ReplaySession.from_trace`.
         ReplayError: The entrypoint cannot be imported or called.
     """
-    module, function = _entrypoint_names(spec)
-    session = ReplaySession.from_trace(
-        path, order=order, map_hosts=map_hosts, ignore=ignore, run_untraced_tools=run_untraced_tools
+    return _replay_here(
+        path,
+        "--entrypoint",
+        spec,
+        options,
+        lambda session, function: session.completed(_call(function, session.run_input)),
     )
+
+
+def replay_asgi(path: Path, spec: str, **options: Any) -> Result:
+    """Send the recorded inbound request to the ASGI application `spec` in this process, under the replay of `path`.
+
+    Its lifespan is begun and ended around. An answer of 500 and above is a failure, as it is of a recorded request.
+    Another one is compared with the recorded output, where that is one, in status and body. `options`: as of
+    `ReplaySession.from_trace`.
+
+    Raises:
+        TraceStorageError, ReplayPolicyError, SettingsError: As `ReplaySession.from_trace`.
+        ReplayError: There is no such application, or the recording holds no inbound request.
+    """
+
+    def send(session: ReplaySession, app: Callable[..., Any]) -> RunOutcome:
+        try:
+            request = asgi.InboundRequest.of(session.run_input)
+        except ValueError as fault:
+            raise _Unusable(str(fault)) from None
+        answer = asyncio.run(asgi.exchange(app, request))
+        status, recorded = answer["status_code"], session.expected.output
+        if isinstance(status, int) and status >= 500:
+            return RunOutcome(
+                status="failed", error_type=str(status), message=f"the request was answered with {status}"
+            )
+        if isinstance(recorded, dict) and "status_code" in recorded:
+            return session.completed({**recorded, **answer})
+        return RunOutcome(status="completed")
+
+    return _replay_here(path, "--asgi", spec, options, send)
+
+
+def _replay_here(
+    path: Path,
+    option: str,
+    spec: str,
+    options: Mapping[str, Any],
+    use: Callable[[ReplaySession, Callable[..., object]], RunOutcome],
+) -> Result:
+    module, function = _entrypoint_names(option, spec)
+    session = ReplaySession.from_trace(path, **options)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     session.start()
     where = ""
     try:
-        outcome = session.completed(_call(_imported(session, module, function), session.run_input))
+        outcome = use(session, _imported(session, module, function))
     except _Unusable as fault:
         session.stop(RunOutcome(status="partial"))
-        raise ReplayError(f"--entrypoint {spec}: {fault}", code="entrypoint") from fault.__cause__
+        raise ReplayError(f"{option} {spec}: {fault}", code="entrypoint") from fault.__cause__
     except KeyboardInterrupt:
         session.stop(RunOutcome(status="partial"))
         raise
@@ -560,12 +795,10 @@ class _Unusable(Exception):
     """Why an entrypoint cannot be used."""
 
 
-def _entrypoint_names(spec: str) -> tuple[str, str]:
+def _entrypoint_names(option: str, spec: str) -> tuple[str, str]:
     module, colon, function = spec.partition(":")
     if not (colon and all(part.isidentifier() for part in (*module.split("."), *function.split(".")))):
-        raise ReplayError(
-            f"--entrypoint {spec}: write it as module:function, for instance agent:main", code="entrypoint"
-        )
+        raise ReplayError(f"{option} {spec}: write it as module:function, for instance agent:main", code="entrypoint")
     return module, function
 
 
@@ -628,47 +861,63 @@ def _raised_at(error: BaseException) -> str:
     return f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
 
 
-def replay_command(
-    path: Path,
-    command: Sequence[str],
-    *,
-    order: str = "causal",
-    map_hosts: Mapping[str, str] | None = None,
-    ignore: Sequence[str] = (),
-    run_untraced_tools: bool = False,
-    stdout: int | None = None,
-) -> Result:
+def replay_command(path: Path, command: Sequence[str], *, stdout: int | None = None, **options: Any) -> Result:
     """Run `command` as a child under auto-instrumentation and the replay of `path`; wait for it.
 
     Args:
         path: A bundle.
         command: Program and arguments; a Python program of an environment in which this package is installed.
-        order: As `ReplaySession.from_trace`.
-        map_hosts: As there.
-        ignore: As there.
-        run_untraced_tools: As there.
         stdout: File descriptor for the program's standard output; None: this process's.
+        options: As of `ReplaySession.from_trace`, as far as they are texts.
 
     Raises:
-        TraceStorageError, ReplayPolicyError: As `ReplaySession.from_trace`.
+        TraceStorageError, ReplayPolicyError, SettingsError: As `ReplaySession.from_trace`.
         ReplayError: There is no such program, or it did not run under replay.
     """
-    session = ReplaySession.from_trace(
-        path, order=order, map_hosts=map_hosts, ignore=ignore, run_untraced_tools=run_untraced_tools
-    )
+    session = ReplaySession.from_trace(path, **options)
+    session.refuse_production(os.environ, {})
     program = shutil.which(command[0])
     if program is None:
         raise ReplayError(f"{command[0]}: command not found; check the spelling and PATH", code="not_found")
     with tempfile.TemporaryDirectory(prefix="sftrace-replay-") as folder:
-        environment = _child_environment(path, Path(folder), order, session)
-        environment[CHILD] = json.dumps(
-            {"map_hosts": dict(map_hosts or {}), "ignore": list(ignore), "run_untraced_tools": run_untraced_tools}
-        )
+        environment = {**_child_environment(path, Path(folder), session), **_variables(options)}
         code = _run([program, *command[1:]], environment, stdout)
         return _collected(Path(folder), code, command[0])
 
 
-def _child_environment(path: Path, reports: Path, order: str, session: ReplaySession) -> dict[str, str]:
+_SETTING_OF = {
+    "mode": "REPLAY_MODE",
+    "order": "REPLAY_ORDER",
+    "allow": "REPLAY_ALLOW",
+    "normalize": "REPLAY_NORMALIZE",
+    "live_llms": "REPLAY_LIVE_LLMS",
+    "allow_live_tools": "REPLAY_LIVE_TOOLS",
+}
+"""Options of a session → their settings."""
+
+
+def _variables(options: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that give a child these options."""
+    told: dict[str, str] = {}
+    for option, setting in _SETTING_OF.items():
+        value = options.get(option)
+        if value:
+            told[PREFIX + setting] = value if isinstance(value, str) else ",".join(value)
+    if options.get("record") is not None:
+        told[PREFIX + "REPLAY_RECORD"] = str(Path(options["record"]).expanduser().absolute())
+    if options.get("force"):
+        told[PREFIX + "REPLAY_FORCE"] = "true"
+    told[CHILD] = json.dumps(
+        {
+            "map_hosts": dict(options.get("map_hosts") or {}),
+            "ignore": list(options.get("ignore") or ()),
+            "run_untraced_tools": bool(options.get("run_untraced_tools")),
+        }
+    )
+    return told
+
+
+def _child_environment(path: Path, reports: Path, session: ReplaySession) -> dict[str, str]:
     """The variables of `opentelemetry-instrument`, and ours; what the user set stays where it is not ours to say."""
     spec = importlib.util.find_spec("opentelemetry.instrumentation.auto_instrumentation")
     if spec is None or not spec.submodule_search_locations:
@@ -685,7 +934,6 @@ def _child_environment(path: Path, reports: Path, order: str, session: ReplaySes
         "OTEL_PYTHON_DISTRO": "sftrace",
         "OTEL_PYTHON_CONFIGURATOR": "sftrace",
         PREFIX + "REPLAY": str(path.absolute()),
-        PREFIX + "REPLAY_ORDER": order,
         PREFIX + "REPLAY_REPORT": str(reports),
         **({PREFIX + "TOOLS": tools} if tools else {}),
     }

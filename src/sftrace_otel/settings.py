@@ -43,7 +43,11 @@ class Settings:
     run of this size in MiB closes and another one goes on. `on_close`: `module:callable`, given each bundle's path.
     `fsync`: `never`, `close` or `event`. `max_payload_bytes`: longer payloads are cut and marked. `redaction`: a TOML
     file with rules of one's own. `tools`: `module:callable` patterns traced on import. `quiet`: no lines on stderr.
-    `replay`: a bundle to answer from instead of recording. `replay_order`: `causal`, `strict` or `any`.
+    `replay`: a bundle to answer from instead of recording. `replay_mode`: `frozen`, `hybrid` or `live`.
+    `replay_live_llms`: `provider/model` names that hybrid mode lets out; `replay_live_tools`: tools that live mode
+    does. `replay_ignore`: JSON Pointers left out of matching; `replay_normalize`: `iso_time`, `uuid`, `path`.
+    `replay_record`: a bundle to record the replay into. `replay_force`: also in production.
+    `replay_order`: `causal`, `strict` or `any`.
     `replay_allow`: `host:port` pairs that may be connected to under replay. `replay_report`: file for the report.
     `parent`: run id of the process that started this one. `prices`: a JSON file with prices of models.
     """
@@ -67,6 +71,12 @@ class Settings:
     replay_mode: str = "frozen"
     replay_order: str = "causal"
     replay_allow: tuple[str, ...] = ()
+    replay_live_llms: tuple[str, ...] = ()
+    replay_live_tools: tuple[str, ...] = ()
+    replay_ignore: tuple[str, ...] = ()
+    replay_normalize: tuple[str, ...] = ()
+    replay_record: Path | None = None
+    replay_force: bool = False
     replay_report: Path | None = None
     parent: str | None = None
     prices: Path | None = None
@@ -194,9 +204,15 @@ _READERS: dict[str, Callable[[object], object]] = {
     "tools": _list,
     "quiet": _boolean,
     "replay": _text,
-    "replay_mode": _one_of("frozen"),
+    "replay_mode": _one_of("frozen", "hybrid", "live"),
     "replay_order": _one_of("causal", "strict", "any"),
     "replay_allow": _list,
+    "replay_live_llms": _list,
+    "replay_live_tools": _list,
+    "replay_ignore": _list,
+    "replay_normalize": _list,
+    "replay_record": _path,
+    "replay_force": _boolean,
     "replay_report": _path,
     "parent": _text,
     "prices": _path,

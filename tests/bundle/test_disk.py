@@ -258,7 +258,7 @@ def test_parts_of_a_recorded_block(tmp_path: Path) -> None:
     recording(tmp_path, max_run_mb=1)
     (tmp_path / "run-2.sftrace").mkdir()
     with pytest.raises(KeyError), record("agent", output=tmp_path / "run.sftrace") as session:
-        for _ in range(12):
+        for _ in range(9):
             work("x" * 100_000)
         session.record_state_change(key="late", after=1)
         raise KeyError("at the end")
@@ -267,6 +267,7 @@ def test_parts_of_a_recorded_block(tmp_path: Path) -> None:
     assert first.manifest.status == "completed" and second.manifest.status == "failed"
     assert second.manifest.agent_name == "agent" and second.run["origin"] == {"continues": first.manifest.run_id}
     assert "state_change" in {event.type for event in second.events}
+    assert first.manifest.totals.tool_calls + second.manifest.totals.tool_calls == 9
     for one in (first, second):
         assert read.validate_bundle(one.path, verify_integrity=True).exit_code == 0
 

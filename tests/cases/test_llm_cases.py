@@ -668,7 +668,6 @@ def test_b10_tasks_and_to_thread_stay_in_the_trace(p: Path, provider: TracerProv
     assert len({row["trace_id"] for row in calls(p)}) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="issue 5: threads and executors keep their parent span")
 def test_b10_threads_stay_in_the_trace(p: Path, provider: TracerProvider) -> None:
     same = tool(lambda i: i)
     with rec(p), trace.get_tracer("t").start_as_current_span("turn") as turn, ThreadPoolExecutor(4) as pool:
@@ -1198,10 +1197,12 @@ def test_b20_wrapped_callables_look_as_before(name: str) -> None:
         assert (traced.__name__, traced.__qualname__) == (function.__name__, function.__qualname__)
 
 
-@pytest.mark.xfail(strict=True, reason="issue 5: a traced callable without a name is a function, which has one")
-@pytest.mark.parametrize("name", ["partial", "async partial", "callable"])
+@pytest.mark.parametrize("name", CALLABLES)
 def test_b20_a_callable_without_a_name_stays_without(name: str) -> None:
-    assert not hasattr(trace_tool(CALLABLES[name]), "__name__")
+    function, traced = CALLABLES[name], trace_tool(CALLABLES[name])
+    for attribute in ("__name__", "__qualname__"):
+        assert getattr(traced, attribute, None) == getattr(function, attribute, None)
+    assert hasattr(traced, "__name__") == (name not in ("partial", "async partial", "callable"))
 
 
 def test_b20_arguments_are_recorded_by_name_and_self_is_bound(p: Path) -> None:

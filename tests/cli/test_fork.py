@@ -106,12 +106,55 @@ def test_what_does_not_fit_the_bundle(
 @pytest.mark.parametrize(
     "option",
     [("--override", "5"), ("--override", "=1"), ("--override", "5={"), ("--override", "5=NaN"), ("--set", "5=1"),
-     ("--set", "5:x=1"), ("--set", "5:/x"), ("--set", "5:/x=yes")],
+     ("--set", "5:x=1"), ("--set", "5:/x"), ("--set", "5:/x=yes"), ("--override", "5=@missing.json"),
+     ("--error", "5"), ("--error", "5=not a class"), ("--error", "5=:text"), ("--override-file", "missing.toml")],
 )  # fmt: skip
 def test_options_that_cannot_be_read(cli: Cli, bundle: Callable[[str], Path], option: tuple[str, str]) -> None:
     done = cli("fork", bundle("completed"), "--at-step", 9, *option)
     assert (done.code, done.out) == (2, "")
     assert option[1] in done.line
+
+
+@pytest.mark.parametrize("name", ["changes.toml", "changes.json"])
+def test_overrides_from_files(name: str, cli: Cli, bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "whole.json").write_text('{"value": [1, 2]}')
+    (tmp_path / "changes.toml").write_text(f'[set]\n"{LLM}:/usage/total_tokens" = 7\n[error]\n2 = "KeyError:gone"\n')
+    document = {"set": {f"{LLM}:/usage/total_tokens": 7}, "error": {"2": "KeyError:gone"}}
+    (tmp_path / "changes.json").write_text(json.dumps(document))
+    path, out = bundle("completed"), tmp_path / "out.sftrace"
+    done = cli("fork", path, "--at-step", 9, "-o", out, "--override-file", tmp_path / name)
+    assert (done.code, done.err) == (0, "")
+    assert event(out, 4)["output"]["usage"]["total_tokens"] == 7
+    failed = event(out, 2)
+    assert (failed["status"], failed["output"]) == ("error", {"error_type": "KeyError", "message": "gone"})
+    assert len((out / "events.jsonl").read_text().splitlines()) == 10
+    assert cli("verify", out).code == 0
+    assert (
+        cli("fork", path, "--at-step", 2, "-o", out, "--overwrite", "--override", f"2=@{tmp_path}/whole.json").code == 0
+    )
+    assert event(out, 2)["output"] == {"value": [1, 2]}
+    again = cli("fork", out, "--at-step", 2, "-o", tmp_path / "b.sftrace", "--error", "2=TimeoutError")
+    assert again.code == 0
+    assert event(tmp_path / "b.sftrace", 2)["output"] == {"error_type": "TimeoutError", "message": "TimeoutError"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "malformed JSON"),
+        ("[]", "tables override, set and error"),
+        ('{"overrides": {}}', "tables override, set and error"),
+        ('{"set": []}', "set is no table"),
+        ('{"set": {"5": 1}}', "set: 5: write it as T:POINTER"),
+        ('{"error": {"5": 1}}', "error: 5: before the ':'"),
+    ],
+)
+def test_files_that_hold_no_overrides(
+    content: str, said: str, cli: Cli, bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "o.json").write_text(content)
+    done = cli("fork", bundle("completed"), "--at-step", 9, "--override-file", tmp_path / "o.json")
+    assert (done.code, done.out) == (2, "") and said in done.line and "o.json" in done.line
 
 
 def test_a_changed_bundle_is_not_forked(cli: Cli, bundle: Callable[[str], Path]) -> None:

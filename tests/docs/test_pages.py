@@ -42,6 +42,10 @@ def test_python_snippets_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shown = re.findall(r"print\(.*\)  # (.*)$", program.read_text(encoding="utf-8"), flags=re.M)
     assert done.stdout.splitlines() == shown
+    if "\ndef test_" in program.read_text(encoding="utf-8"):
+        tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(program)]
+        done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -35,12 +35,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import aiohttp
 import anthropic
+import anyio.to_thread
 import httpx
 import httpx2
 import openai
@@ -446,6 +448,7 @@ def agent(kit: Kit, note: Say) -> None:
     note("output", lambda: set_output({"done": True}))
     note("kept", lambda: keep("because"))
     note("nested", _nested)
+    note("spawned", _spawned)
     note("async", lambda: kit.loop.run_until_complete(_async(kit)))
 
 
@@ -518,6 +521,18 @@ def _stepped(steps: Any) -> list[Any]:
     return [first]
 
 
+def _spawned() -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(lookup("thread")))
+    thread.start()
+    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(lookup, "job")
+        found.append(job.result())
+    job.add_done_callback(lambda done: found.append([done.result(), lookup("done")]))
+    return found
+
+
 def _nested() -> Any:
     with record("inner") as session:
         session.set_input("in")
@@ -559,6 +574,18 @@ async def _async(kit: Kit) -> list[Any]:
     async def together() -> list[Any]:
         return list(await asyncio.gather(alookup("a"), alookup("b")))
 
+    async def called_back() -> Any:
+        loop = asyncio.get_running_loop()
+        soon, later, unsafe = loop.create_future(), loop.create_future(), loop.create_future()
+        loop.call_soon(lambda: soon.set_result(lookup("soon")))
+        loop.call_later(0, lambda: later.set_result(lookup("later")))
+        loop.call_soon_threadsafe(lambda: unsafe.set_result(lookup("unsafe")))
+        held = contextvars.copy_context()
+        return [await soon, await later, await unsafe, await loop.create_task(alookup("held"), context=held)]
+
+    async def threaded() -> Any:
+        return [await asyncio.to_thread(lookup, "thread"), await anyio.to_thread.run_sync(lookup, "anyio")]
+
     async def cancelled() -> Any:
         task = asyncio.ensure_future(alookup("c"))
         await asyncio.sleep(0)
@@ -592,6 +619,8 @@ async def _async(kit: Kit) -> list[Any]:
     await note("upload", upload)
     await note("described", lambda: allm_request(model="m", input="q", call=described_call))
     await note("together", together)
+    await note("called back", called_back)
+    await note("threaded", threaded)
     await note("cancelled", cancelled)
     return found
 

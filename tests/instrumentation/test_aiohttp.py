@@ -490,7 +490,7 @@ def test_what_is_open_when_the_interpreter_goes_is_in_the_bundle(raw: Run, tmp_p
         [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0
-    assert "sftrace" not in done.stderr
+    assert "sftrace:" not in done.stderr
     (path,) = (tmp_path / "out").glob("*.sftrace")
     assert ends(open_bundle(path)) == ["cut"]
     assert body_of(open_bundle(path), rows(open_bundle(path))[0]) == b"half\n"

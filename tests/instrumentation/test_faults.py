@@ -51,7 +51,7 @@ UNCONTAINED = {
         "instrumentation.sdk.Sdk._arequest",
         "instrumentation.sdk.Sdk._arequest_entry",
         "instrumentation.sdk.Sdk._request",
-        "instrumentation.spawns._create_task",
+        "instrumentation.spawns._Done.__call__",
         "instrumentation.steps._aclose",
         "instrumentation.steps._close",
         "instrumentation.steps.steps",

@@ -58,7 +58,11 @@ def places() -> Iterator[tuple[Any, str]]:
                 yield owner, attribute
 
 
-PLACES = {f"{owner.__module__}.{owner.__qualname__}.{attribute}": (owner, attribute) for owner, attribute in places()}
+def title(owner: Any) -> str:
+    return owner.__name__ if inspect.ismodule(owner) else f"{owner.__module__}.{owner.__qualname__}"
+
+
+PLACES = {f"{title(owner)}.{attribute}": (owner, attribute) for owner, attribute in places()}
 
 
 def snapshot() -> dict[str, Any]:

@@ -619,8 +619,11 @@ def test_gathered_tasks_have_the_lineage_of_their_spawn(recorded: Run, read: Run
 
 
 def test_a_recorded_block_by_itself_puts_every_boundary_on(tmp_path: Path) -> None:
-    for module in ("aiohttp", "anthropic", "httpx", "httpx2", "openai", "urllib3", "websockets.client"):
+    for module in (
+        "aiohttp", "anthropic", "anthropic.lib.tools", "httpx", "httpx2", "openai", "urllib3", "websockets.client",
+    ):  # fmt: skip
         importlib.import_module(module)
     assert [boundary.__name__ for boundary in instrumentation.boundaries() if boundary.patched()] == []
     with record("agent", output=tmp_path / "run.sftrace"):
-        assert [boundary.__name__ for boundary in instrumentation.boundaries() if not boundary.patched()] == []
+        left = [boundary.__name__ for boundary in instrumentation.boundaries() if not boundary.patched()]
+        assert left == ["sftrace_otel.instrumentation.openai_agents"]  # which is not installed here

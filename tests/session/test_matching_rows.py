@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from sftrace_otel.core import match
 from sftrace_otel.core.session import LiveCall, RunOutcome, Session
 from sftrace_otel.errors import ReplayError, ReplayMismatchError
 
@@ -108,7 +107,7 @@ def session_for(row: dict[str, Any], build: Any) -> Session:
     if option == "strict order":
         return Session(recorded_calls(row, build), order="strict")
     if option.startswith("normalise: ISO 8601"):
-        return Session(recorded_calls(row, build), ignore=[match.normalise_text(match.ISO_TIME, "<time>")])
+        return Session(recorded_calls(row, build), normalize=["iso_time"])
     assert option == ""
     return Session(recorded_calls(row, build))
 
@@ -150,5 +149,5 @@ def test_the_time_row_names_the_way_out(build: Any) -> None:
     row = next(row for row in CASES if row["id"] == "mat-025")
     with pytest.raises(ReplayMismatchError) as caught:
         session_for(row, build).decide(live_calls(row, build)[0])
-    assert "ignore=[normalise_text(ISO_TIME, '<iso_time>')]" in str(caught.value)
+    assert "--normalize iso_time (normalize=['iso_time'] in Python)" in str(caught.value)
     assert 'ignore=["/body/messages/0/content"]' in str(caught.value)

@@ -248,8 +248,8 @@ def test_a_long_recording_opens_in_linear_time() -> None:
         events: list[EventBase] = []
         for number in range(count):
             events += [call(f"a{number}"), result(f"b{number}", None if number % 2 else f"a{number}")]
-        began = time.perf_counter()
+        began = time.process_time()
         assert len(extract_calls(events)) == count
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     assert min(seconds(20_000) for _ in range(2)) < 40 * max(min(seconds(2_000) for _ in range(3)), 0.001)

@@ -406,10 +406,11 @@ def test_an_unknown_url_is_not_recorded_and_a_known_one_differs(build: Any) -> N
 @pytest.mark.parametrize(
     ("recorded", "live", "advice"),
     [
-        ("at 2026-01-01T10:00:00Z", "at 2026-01-01T10:00:01Z", "normalise_text(ISO_TIME, '<iso_time>')]"),
+        ("at 2026-01-01T10:00:00Z", "at 2026-01-01T10:00:01Z", "--normalize iso_time (normalize=['iso_time']"),
         ("2026-01-01T10:00:00 run 123e4567-e89b-12d3-a456-426614174000",
          "2026-01-02T10:00:00 run 223e4567-e89b-12d3-a456-426614174000",
-         "normalise_text(ISO_TIME, '<iso_time>'), normalise_text(UUID, '<uuid>')]"),
+         "--normalize iso_time --normalize uuid (normalize=['iso_time', 'uuid']"),
+        ("in /tmp/ab1/x.txt", "in /tmp/cd2/x.txt", "--normalize path"),
         ("run 123e4567-e89b-12d3-a456-426614174000", "run 0", 'ignore=["/m"]'),
     ],
 )  # fmt: skip
@@ -418,15 +419,14 @@ def test_the_miss_suggests_the_rule_that_helps(build: Any, recorded: str, live: 
     asked = build.live(calls[0], payload={"m": live})
     text = stop(Session(calls), asked, "input_differs").text()
     assert f"{advice}" in text
-    rules: Any = [normalise_text(ISO_TIME, "<iso_time>"), normalise_text(UUID, "<uuid>")]
-    helping = rules if "normalise_text" in advice else ["/m"]
-    assert build.serve(Session(calls, ignore=helping), asked)[0] == 0
+    helping: Any = {"normalize": ["iso_time", UUID, "path"]} if "--normalize" in advice else {"ignore": ["/m"]}
+    assert build.serve(Session(calls, **helping), asked)[0] == 0
 
 
 def test_a_rule_for_times_is_only_suggested_when_it_is_enough(build: Any) -> None:
     calls = build.sequence({"at": "2026-01-01", "q": 1})
     text = stop(Session(calls), build.live(calls[0], payload={"at": "2026-01-02", "q": 2}), "input_differs").text()
-    assert "normalise_text" not in text
+    assert "normalize" not in text
     assert 'ignore=["/at", "/q"]' in text
 
 

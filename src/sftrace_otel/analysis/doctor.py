@@ -41,6 +41,8 @@ _BOUNDARIES = {
     "openai": ("openai >= 1.40, < 4", "chat completions, responses and embeddings, with and without streaming"),
     "anthropic": ("anthropic >= 0.40, < 3", "messages, with and without streaming"),
     "mcp": ("mcp >= 1.10, < 3", "requests of client sessions: tools, resources, prompts"),
+    "langchain_core": ("langchain-core >= 1.8, < 2", "calls of its tools, those of langgraph's agents too"),
+    "pydantic_ai": ("pydantic-ai-slim >= 2.68, < 3", "calls of tools in its toolsets"),
 }
 _OUTSIDE = {
     "pycurl": "its connections",
@@ -50,7 +52,7 @@ _OUTSIDE = {
     "websockets": "its messages (realtime APIs); a run that opened one says so",
 }
 _ALWAYS_OUTSIDE = (
-    "tools that carry no @trace_tool and are not named in OTEL_SFTRACE_TOOLS",
+    "tools that are of no framework above, carry no @trace_tool and are not named in OTEL_SFTRACE_TOOLS",
     "websockets, raw sockets, and HTTP clients other than httpx, httpx2, aiohttp and urllib3 (requests)",
     "programs that the agent starts and that are not Python",
     "the clock, random numbers, and files",
@@ -191,7 +193,7 @@ def _entry_points(group: str, variable: str, environ: Mapping[str, str]) -> Entr
 
 def _library(name: str) -> Library:
     supported, captures = _BOUNDARIES[name]
-    version = _version(name)
+    version = _version(supported.partition(" ")[0])
     return Library(
         name=name, version=version, supported=supported, captures=captures, state=_state(name, version, supported)
     )

@@ -1,29 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overrides as text: `T=JSON` replaces an output, `T:POINTER=JSON` one value in it; T is a step or an event id.
+"""Overrides as text: `T=JSON` replaces an output, `T:POINTER=JSON` one value in it, `T=Class:message` makes the call
+a failure; T is a step or an event id. `@FILE` stands for the JSON of a file.
 
-Decision: changes are applied in the order given, each to what the ones before left, so that several `--set` of one
-event add up. Rejected: JSON Patch documents, which nobody types into a shell.
+A file of overrides (TOML or JSON) has up to three tables, `override`, `set` and `error`, whose keys are what stands
+before the `=` of the options, and whose values are what stands after it.
+
+Decision: changes are applied in the order given (a file's tables in the order above), each to what the ones before
+left, so that several `--set` of one event add up. Rejected: JSON Patch documents, which nobody types into a shell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from sftrace_otel.errors import ForkError, FormatError, SettingsError
 from sftrace_otel.formats import Json, canonical
 from sftrace_otel.formats.sftrace import EventBase, LLMResponse, ToolResult
 
-__all__ = ["Change", "Override", "outputs", "read_override", "read_set"]
+__all__ = ["Change", "Override", "outputs", "read_error", "read_file", "read_override", "read_set"]
+
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One option: `target` as typed, `pointer` an RFC 6901 pointer into the output ("" is all of it)."""
+    """One option: `target` as typed, `pointer` an RFC 6901 pointer into the output ("" is all of it), `status` what the
+    event's becomes (None: as the output says)."""
 
     target: str
     pointer: str
     value: Json
+    status: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +44,11 @@ class Override:
     step: int | None
     event_id: str | None
     output: Json
+    status: str | None = None
 
 
 def read_override(text: str) -> Change:
-    """Read `T=JSON`. Raises SettingsError."""
+    """Read `T=JSON` or `T=@FILE`. Raises SettingsError."""
     target, equals, value = text.partition("=")
     if not target or not equals:
         raise SettingsError(f'--override {text}: write it as T=JSON, for instance 5=\'{{"status":"ok"}}\'')
@@ -58,21 +70,76 @@ def read_set(text: str) -> Change:
                 raise
 
 
+def read_error(text: str) -> Change:
+    """Read `T=Class:message`: the call failed with an exception of that class. Raises SettingsError."""
+    target, equals, value = text.partition("=")
+    if not target or not equals:
+        raise SettingsError(f"--error {text}: write it as T=Class:message, for instance 5=TimeoutError:no answer")
+    return _failure(target, value, f"--error {text}")
+
+
+def _failure(target: str, value: object, where: str) -> Change:
+    name, _, message = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if not _CLASS.fullmatch(name):
+        raise SettingsError(f"{where}: before the ':' stands the name of an exception class, as in TimeoutError:text")
+    return Change(target=target, pointer="", value={"error_type": name, "message": message or name}, status="error")
+
+
+def read_file(path: Path) -> list[Change]:
+    """The changes that a TOML or JSON file holds. Raises SettingsError."""
+    import tomllib
+
+    where = f"--override-file {path}"
+    data = _content(path, where)
+    document: object
+    try:
+        document = tomllib.loads(data.decode("utf-8")) if path.suffix.lower() == ".toml" else canonical.loads(data)
+    except (ValueError, FormatError) as fault:
+        raise SettingsError(f"{where}: {fault}") from None
+    if not isinstance(document, dict) or not document.keys() <= {"override", "set", "error"}:
+        raise SettingsError(f"{where}: it has the tables override, set and error, and nothing else")
+    changes: list[Change] = []
+    for target, value in _table(document, "override", where).items():
+        changes.append(Change(target=target, pointer="", value=value))
+    for place, value in _table(document, "set", where).items():
+        target, colon, pointer = place.partition(":")
+        if not target or not colon or not pointer.startswith("/"):
+            raise SettingsError(f"{where}: set: {place}: write it as T:POINTER, for instance 5:/results/0/price")
+        changes.append(Change(target=target, pointer=pointer, value=value))
+    for target, value in _table(document, "error", where).items():
+        changes.append(_failure(target, value, f"{where}: error: {target}"))
+    return changes
+
+
+def _table(document: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: {name} is no table of targets")
+    return table
+
+
+def _content(path: Path, where: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as fault:
+        raise SettingsError(f"{where}: {path} cannot be read: {fault.strerror}") from None
+
+
 def outputs(events: Sequence[EventBase], changes: Iterable[Change]) -> list[Override]:
     """The overrides that `changes` come to, one for each target. Raises ForkError for a place that is not there."""
-    new: dict[str, Json] = {}
+    new: dict[str, tuple[Json, str | None]] = {}
     for change in changes:
         if change.pointer:
-            old = new[change.target] if change.target in new else _output(events, change.target)
-            new[change.target] = _replaced(old, change.pointer.split("/")[1:], change.value, change)
+            old, status = new[change.target] if change.target in new else (_output(events, change.target), None)
+            new[change.target] = _replaced(old, change.pointer.split("/")[1:], change.value, change), status
         else:
-            new[change.target] = change.value
-    return [_override(target, output) for target, output in new.items()]
+            new[change.target] = change.value, change.status
+    return [_override(target, *change) for target, change in new.items()]
 
 
-def _override(target: str, output: Json) -> Override:
+def _override(target: str, output: Json, status: str | None) -> Override:
     step = _step(target)
-    return Override(step=step, event_id=target if step is None else None, output=output)
+    return Override(step=step, event_id=target if step is None else None, output=output, status=status)
 
 
 def _step(target: str) -> int | None:
@@ -80,8 +147,11 @@ def _step(target: str) -> int | None:
 
 
 def _json(text: str, where: str) -> Json:
+    data = text.encode("utf-8", "surrogatepass")
+    if text.startswith("@"):
+        data = _content(Path(text[1:]).expanduser(), where)
     try:
-        return canonical.loads(text.encode("utf-8", "surrogatepass"))
+        return canonical.loads(data)
     except FormatError as fault:
         raise SettingsError(f"{where}: what follows '=' is not JSON ({fault}); quote text, as in '\"text\"'") from None
 

@@ -189,6 +189,18 @@ def build(folder: Path, records: Iterable[Record], closing: Closing, counts: Cou
     _write_json(folder / sidecars.PROVENANCE_FILE, closing.provenance)
 
 
+def begun_with(start: Single, records: Iterable[Record]) -> Iterator[Record]:
+    """The records with `start` for the run_start: the last one said counts, since the input may be known late."""
+    wanted = True
+    for record in records:
+        if isinstance(record, Single) and record.type == "run_start":
+            if wanted:
+                yield start
+            wanted = False
+        else:
+            yield record
+
+
 def _with_losses(closing: Closing, counts: Counts) -> dict[str, object]:
     losses = closing.run.get("losses")
     known: dict[str, object] = dict(losses) if isinstance(losses, Mapping) else {}

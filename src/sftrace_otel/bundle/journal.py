@@ -25,7 +25,16 @@ from pathlib import Path
 
 import orjson
 
-from sftrace_otel.bundle.build import Closing, Counts, build, manifest_of, read_records, sorted_records, timestamp
+from sftrace_otel.bundle.build import (
+    Closing,
+    Counts,
+    begun_with,
+    build,
+    manifest_of,
+    read_records,
+    sorted_records,
+    timestamp,
+)
 from sftrace_otel.bundle.records import JOURNAL_FILE, JOURNAL_SUFFIX, NOTHING, Begin, End, Head, Single, encode
 from sftrace_otel.bundle.write import finish_folder, is_bundle, publish
 from sftrace_otel.errors import TraceStorageError
@@ -56,6 +65,7 @@ class Journal:
         self._files: dict[str, int] = {}
         self._last = -1
         self._in_order = True
+        self._start: Single | None = None
         self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._make_folder()
         self._main = self._open(JOURNAL_FILE)
@@ -92,11 +102,20 @@ class Journal:
 
     def record(self, record: Begin | End | Single) -> None:
         """Append one record and remember whether they still come in order of time."""
-        if record.m < self._last:
+        if record.m >= self._last:
+            self._last = record.m
+        elif record.m > 0:
             self._in_order = False
         else:
-            self._last = record.m
+            self._start_again(record)
         self.append(encode(record) + b"\n")
+
+    def _start_again(self, record: Begin | End | Single) -> None:
+        """Only a run_start has the time 0 after others: its input is known better now."""
+        if isinstance(record, Single) and record.type == "run_start":
+            self._start = record
+        else:
+            self._in_order = False
 
     def row(self, sidecar: str, row: Mapping[str, object]) -> None:
         """Append a row to `<sidecar>.jsonl`, with the header first."""
@@ -138,6 +157,8 @@ class Journal:
         path = self.folder / JOURNAL_FILE
         try:
             records = read_records(path, counts) if self._in_order else sorted_records(path, counts)
+            if self._start is not None:
+                records = begun_with(self._start, records)
             build(self.folder, records, closing, counts)
             finish_folder(
                 self.folder,

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from sftrace_otel.bundle.build import Closing, Counts, build, manifest_of, read_records, sorted_records
+from sftrace_otel.bundle.build import Closing, Counts, begun_with, build, manifest_of, read_records, sorted_records
 from sftrace_otel.bundle.journal import hold
 from sftrace_otel.bundle.read import open_bundle, validate_bundle
 from sftrace_otel.bundle.records import JOURNAL_FILE, JOURNAL_SUFFIX, Begin, End, Head, Record, Single
@@ -85,6 +85,15 @@ def is_journal(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
+def head_of(journal: Path) -> Head | None:
+    """What a journal says of its run; None where it cannot be read."""
+    try:
+        first = next(iter(read_records(journal / JOURNAL_FILE, Counts())), None)
+    except OSError:
+        return None
+    return first if isinstance(first, Head) else None
+
+
 def _scan(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
@@ -137,6 +146,8 @@ class _Survey:
     traces: dict[str, None] = field(default_factory=dict)
     error: tuple[str, str] | None = None
     ended: str | None = None
+    starts: int = 0
+    start: Single | None = None
     damaged: int = 0
 
 
@@ -150,7 +161,11 @@ def _survey(path: Path) -> _Survey:
         if not survey.records:
             survey.first, survey.began = getattr(record, "id", None) or "", max(0, record.w - record.m)
         survey.records += 1
-        survey.in_order &= record.m >= survey.last
+        if isinstance(record, Single) and record.type == "run_start":
+            survey.start, survey.starts = record, survey.starts + 1
+            survey.in_order &= record.m >= survey.last or survey.starts > 1
+        else:
+            survey.in_order &= record.m >= survey.last
         survey.last = max(survey.last, record.m)
         if isinstance(record, Begin):
             survey.open[record.n] = None
@@ -293,7 +308,8 @@ def _rebuild(folder: Path, survey: _Survey, head: Head, target: Path | None, fsy
     journal = folder / JOURNAL_FILE
     records = read_records(journal, counts) if survey.in_order else sorted_records(journal, counts)
     closing = _closing(survey, head)
-    build(folder, _sane(records, counts), closing, counts)
+    sane = _sane(records, counts)
+    build(folder, begun_with(survey.start, sane) if survey.start is not None else sane, closing, counts)
     finish_folder(
         folder,
         manifest=manifest_of(closing, counts),

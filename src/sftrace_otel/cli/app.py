@@ -31,6 +31,8 @@ VERBS = {
     "inspect": "show what happened in a run, and what was lost or redacted",
     "replay": "run the program again, offline, every answer from the bundle, and compare",
     "fork": "write a new bundle up to a step, outputs changed where asked",
+    "lineage": "show which bundle came from which, and which parents are missing or were changed",
+    "merge": "join the bundles of the processes of one run into one",
     "pack": "put a bundle into one file, which every verb reads in place",
     "unpack": "put a packed bundle back into a folder",
     "recover": "make bundles of what killed processes left",

@@ -33,7 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="T=JSON",
-        help="replace the output of a tool_result or llm_response; T is its step or event id; may be repeated",
+        help="replace the output of a tool_result or llm_response; T is its step or event id; @FILE reads the JSON "
+        "from a file; may be repeated",
     )
     parser.add_argument(
         "--set",
@@ -41,6 +42,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="T:POINTER=JSON",
         help="change one value inside such an output, named by a JSON Pointer; may be repeated",
+    )
+    parser.add_argument(
+        "--error",
+        action="append",
+        default=[],
+        metavar="T=CLASS:TEXT",
+        help="let the call fail with an exception of that class; may be repeated",
+    )
+    parser.add_argument(
+        "--override-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="TOML or JSON with tables override, set and error: what stands before and after the '=' of these options",
     )
     add_json(parser)
 
@@ -68,7 +83,7 @@ def _fork(arguments: argparse.Namespace) -> int:
     result = fork_trace(
         path,
         ForkPoint(step=arguments.at_step, event_id=arguments.at_event),
-        overrides=_overrides(bundle, arguments.override, arguments.set),
+        overrides=_overrides(bundle, arguments),
         output_path=out,
         overwrite=arguments.overwrite,
     )
@@ -79,13 +94,21 @@ def _fork(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _overrides(bundle: Bundle, whole: list[str], parts: list[str]) -> list[OverrideSpec]:
-    from sftrace_otel.analysis.overrides import outputs, read_override, read_set
+def _overrides(bundle: Bundle, arguments: argparse.Namespace) -> list[OverrideSpec]:
+    from pathlib import Path as File
+
+    from sftrace_otel.analysis.overrides import outputs, read_error, read_file, read_override, read_set
     from sftrace_otel.fork import OverrideSpec
 
-    changes = [*map(read_override, whole), *map(read_set, parts)]
+    changes = [
+        *(change for name in arguments.override_file for change in read_file(File(name).expanduser())),
+        *map(read_override, arguments.override),
+        *map(read_set, arguments.set),
+        *map(read_error, arguments.error),
+    ]
+    parts = any(change.pointer for change in changes)
     return [
-        OverrideSpec(step=one.step, event_id=one.event_id, output=one.output)
+        OverrideSpec(step=one.step, event_id=one.event_id, output=one.output, status=one.status)
         for one in outputs(bundle.events if parts else (), changes)
     ]
 

@@ -38,7 +38,20 @@ _RECORD_AGAIN: Final = "change the program back, or record again"
 
 _REFUSALS: Final = {
     "forbidden": ("its recorded policy forbids replaying it", "change its replay policy, or do not make the call"),
-    "manual": ("its recorded policy asks for approval, which frozen mode cannot give", "change its replay policy"),
+    "manual": (
+        "its recorded policy asks for approval, and nobody is there to give it",
+        "give the tool an approve=, or ReplaySession.from_trace a manual=: it is given the recorded call, and decides; "
+        "or change its replay policy",
+    ),
+    "manual_refused": ("its recorded policy asks for approval, which was refused", "approve it, or do not make it"),
+    "manual_live": (
+        "frozen mode lets nothing out, whatever was approved",
+        'approve it as "frozen", or replay in hybrid or live mode',
+    ),
+    "not_named": (
+        "live mode serves nothing, and runs tools and HTTP exchanges only where they are named",
+        "name it (--allow-live-tool, allow_live_tools=), or keep tools frozen with hybrid mode",
+    ),
     "payload_truncated": (
         "its payload was cut when it was recorded",
         "record again with a larger OTEL_SFTRACE_MAX_PAYLOAD_BYTES",
@@ -157,6 +170,36 @@ def refused(lookup: Lookup, asked: Asked, index: int, reason: str) -> ReplayPoli
         advice=(advice,),
     )
     return ReplayPolicyError(miss.text(), code=reason)
+
+
+def not_let_out(lookup: Lookup, asked: Asked) -> ReplayPolicyError:
+    """The error for a live call that live mode does not let out and that the recording does not hold."""
+    why, advice = _REFUSALS["not_named"]
+    miss = Miss(
+        reason="not_named",
+        summary=f"{asked.title} is not let out: {why}",
+        position=position(lookup),
+        live=asked.title,
+        live_fingerprint=_fingerprint(asked),
+        advice=(advice,),
+    )
+    return ReplayPolicyError(miss.text(), code="not_named")
+
+
+def derived_differs(lookup: Lookup, call: RecordedCall, found: Sequence[Difference]) -> ReplayMismatchError:
+    """The error for a call that ran again, as its policy `derived` says, and came to another end."""
+    return _mismatch(
+        Miss(
+            reason="derived_differs",
+            summary=f"{title_of(call)} ran again, as its policy says, and its result differs from the recorded one",
+            position=position(lookup),
+            live=title_of(call),
+            nearest=call,
+            differences=tuple(found[:_KEPT]),
+            more=max(0, len(found) - _KEPT),
+            advice=("change it back; if it does not depend on its input alone, record it as frozen",),
+        )
+    )
 
 
 def out_of_order(lookup: Lookup, asked: Asked, blocker: int, order: str) -> ReplayMismatchError:

@@ -81,19 +81,25 @@ class ForkPoint:
 class OverrideSpec:
     """A new output for the event with this id, or for the result at this step. An id wins over a step.
 
+    `status`: "ok" or "error" for the event; left out, a failed call that is given an ordinary output is ok, and else
+    it stays as it is. With "error" the output is `{"error_type", "message"}`, which replay raises.
+
     Raises:
-        ValueError: Neither or both targets are given.
+        ValueError: Neither or both targets are given, or another status.
     """
 
     step: int | None = None
     event_id: str | None = None
     output: object
+    status: str | None = None
 
     def __post_init__(self) -> None:
         if self.step is None and self.event_id is None:
             raise ValueError("override requires either step or event_id")
         if self.step is not None and self.event_id is not None:
             raise ValueError("override cannot specify both step and event_id")
+        if self.status not in (None, "ok", "error"):
+            raise ValueError(f"override status {self.status!r}: it is 'ok' or 'error'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,7 +409,7 @@ def _override(
         output=msgspec.Raw(data),
         output_hash=digest,
         redactions=(*elsewhere, *pointers),
-        status="ok" if event.status == "error" and not _is_error_form(data) else event.status,
+        status=spec.status or ("ok" if event.status == "error" and not _is_error_form(data) else event.status),
     )
     return changed, Overridden(event.id, event.step, event.output_hash, digest), found
 

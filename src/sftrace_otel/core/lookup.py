@@ -127,6 +127,7 @@ class Lookup:
                 self._by_lineage[call.lineage] = (*self._by_lineage.get(call.lineage, ()), index)
         self._by_digest: dict[tuple[Identity, str], list[int]] | None = None
         self._by_identity: dict[Identity, list[int]] | None = None
+        self._by_name: dict[Identity, list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -247,6 +248,34 @@ class Lookup:
         if self._redact is None:
             return found
         return _hidden(found, self._redacted_view(index, self._redact))
+
+    def same_kind(self, asked: Asked) -> Iterator[int]:
+        """Unused calls of the same tool, model or URL whatever their input, in recorded order."""
+        if self._by_name is None:
+            self._by_name = {}
+            for index in range(len(self.calls) - 1, -1, -1):
+                if not self.used[index]:
+                    self._by_name.setdefault(self._named(index), []).append(index)
+        return self._unused(self._by_name.get(self.name_of(asked), []))
+
+    def named_alike(self, index: int, asked: Asked) -> bool:
+        """Whether a recorded call is one of the same tool, model or URL as the live one."""
+        return self._named(index) == self.name_of(asked)
+
+    def _named(self, index: int) -> Identity:
+        call = self.calls[index]
+        return self._what(self.identity_of(index), call.kind, call.input if call.kind == "http" else None)
+
+    def name_of(self, asked: Asked) -> Identity:
+        """What a call is, less its input: of an HTTP call its method and URL."""
+        return self._what(asked.identity, asked.live.kind, asked.live.payload)
+
+    def _what(self, identity: Identity, kind: str, payload: Json) -> Identity:
+        if kind != "http":
+            return identity
+        seen = match.view(kind, payload, hosts=self._hosts)
+        where = (seen.get("method"), seen.get("url")) if isinstance(seen, dict) else ()
+        return (*identity, *map(str, where))
 
     def _unused(self, queue: list[int]) -> Iterator[int]:
         """The unused calls of a queue, whose first one is last; used ones at its front are dropped for good."""

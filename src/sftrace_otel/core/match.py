@@ -27,7 +27,7 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 
-from sftrace_otel.errors import CanonicalizationError
+from sftrace_otel.errors import CanonicalizationError, SettingsError
 from sftrace_otel.formats import Json
 
 REDACTED: Final = "[REDACTED]"
@@ -331,6 +331,15 @@ ISO_TIME: Final = re.compile(
 UUID: Final = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 """A UUID as text (RFC 9562, section 4): for `normalise_text`."""
 
+PATH: Final = re.compile(r"(?<![\w./\\:-])(?:file://)?(?:[A-Za-z]:)?[/\\](?:[\w.@%+~-]+[/\\])+[\w.@%+~-]*")
+"""An absolute path of at least two parts, of POSIX or Windows: for `normalise_text`. The path of a URL is none."""
+
+NORMALISERS: Final[Mapping[str, re.Pattern[str]]] = MappingProxyType({"iso_time": ISO_TIME, "uuid": UUID, "path": PATH})
+"""Normalisers by the name that settings and options know them by."""
+
+Normaliser: TypeAlias = str | re.Pattern[str] | Callable[[str], str]
+"""A name of `NORMALISERS`, a pattern whose matches are left out, or a function from text to text."""
+
 
 # --- rules ------------------------------------------------------------------------------------------------------------
 
@@ -345,10 +354,15 @@ def apply_rules(rules: Sequence[Rule], kind: str, name: str, seen: Json) -> Json
 def normalise_text(pattern: str | re.Pattern[str], replacement: str) -> Callable[[str, str, Json], Json]:
     """A rule that replaces what matches `pattern` in every string of a view, for instance times by "<time>"."""
     expression = re.compile(pattern)
+    return _each_text(lambda text: expression.sub(replacement, text))
+
+
+def _each_text(change: Callable[[str], str]) -> Callable[[str, str, Json], Json]:
+    """A rule that changes every text of a view."""
 
     def rewrite(value: Json) -> Json:
         if isinstance(value, str):
-            return expression.sub(replacement, value)
+            return change(value)
         if isinstance(value, list):
             return [rewrite(item) for item in value]
         if isinstance(value, dict):
@@ -359,6 +373,34 @@ def normalise_text(pattern: str | re.Pattern[str], replacement: str) -> Callable
         return rewrite(seen)
 
     return rule
+
+
+def normalising(normaliser: Normaliser) -> Callable[[str, str, Json], Json]:
+    """The rule that applies a normaliser to every text of a view, keys of objects left alone.
+
+    Raises:
+        SettingsError: It is none, or no known name.
+    """
+    if isinstance(normaliser, str):
+        if normaliser not in NORMALISERS:
+            raise SettingsError(
+                f"normaliser {normaliser!r} is not one of {', '.join(NORMALISERS)}; give a pattern or a function else"
+            )
+        return normalise_text(NORMALISERS[normaliser], f"<{normaliser}>")
+    if isinstance(normaliser, re.Pattern):
+        return normalise_text(normaliser, "<normalised>")
+    if not callable(normaliser):
+        raise SettingsError(f"normaliser {normaliser!r} is neither a name, a pattern nor a function")
+    return _each_text(normaliser)
+
+
+def normaliser_name(normaliser: Normaliser) -> str:
+    """How reports name a normaliser."""
+    if isinstance(normaliser, str):
+        return normaliser
+    if isinstance(normaliser, re.Pattern):
+        return next((name for name, known in NORMALISERS.items() if known is normaliser), str(normaliser.pattern))
+    return str(getattr(normaliser, "__qualname__", type(normaliser).__name__))
 
 
 def _segments(pointer: str) -> list[str]:

@@ -24,7 +24,7 @@ SHOWN: Final = 6
 
 _WIDTH: Final = 160
 _MARGIN: Final = 48
-_CHANGING: Final = {"ISO_TIME": match.ISO_TIME, "UUID": match.UUID}
+_CHANGING: Final = {"iso_time": "times", "uuid": "UUIDs", "path": "paths"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,8 @@ class Miss:
 
     Attributes:
         reason: Reason code: input_differs, not_recorded, already_used, recording_ended, out_of_order, no_result,
-            payload_truncated, forbidden, manual or unused_calls.
+            payload_truncated, forbidden, manual, manual_refused, manual_live, not_named, derived_differs or
+            unused_calls.
         summary: The reason in words, one line.
         position: Where the replay stood, for instance "call 5 of 9".
         live: What was asked for, for instance "tool 'search'"; empty when the program has ended.
@@ -206,11 +207,12 @@ def advise_on(kind: str, found: Sequence[Difference]) -> tuple[str, ...]:
         return (f"if the same service answers at another address, replay with --map-host {other}",)
     needed = [_volatile(item) for item in found]
     if all(needed):
-        rules = ", ".join(dict.fromkeys(rule for rules in needed for rule in rules))
+        names = [name for name in match.NORMALISERS if any(name in given for given in needed)]
         places = ", ".join(f'"{printable(item.pointer)}"' for item in found[:SHOWN])
+        options = " ".join(f"--normalize {name}" for name in names)
         return (
-            f"only times or UUIDs differ: replay with ignore=[{rules}] (sftrace_otel.core.match), or leave the places "
-            f"out with ignore=[{places}]",
+            f"only {' and '.join(_CHANGING[name] for name in names)} differ: replay with {options} "
+            f"(normalize={names} in Python), or leave the places out with ignore=[{places}]",
         )
     pointers = ", ".join(f'"{printable(item.pointer)}"' for item in found[:SHOWN] if item.pointer)
     if not pointers:
@@ -235,13 +237,13 @@ def _other_origin(found: Sequence[Difference]) -> str | None:
 
 
 def _volatile(difference: Difference) -> list[str]:
-    """The rules that make a difference in times and UUIDs go away; none where it is more than that."""
+    """The normalisers that make a difference go away; none where it is more than what they know."""
     recorded, live = difference.recorded, difference.live
     if not isinstance(recorded, str) or not isinstance(live, str):
         return []
     needed = []
-    for name, pattern in _CHANGING.items():
+    for name, pattern in match.NORMALISERS.items():
         if pattern.findall(recorded) != pattern.findall(live):
-            needed.append(f"normalise_text({name}, '<{name.lower()}>')")
+            needed.append(name)
         recorded, live = pattern.sub("", recorded), pattern.sub("", live)
     return needed if recorded == live else []

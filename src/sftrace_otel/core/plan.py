@@ -112,6 +112,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
         step: Step of the request event.
         request_id: Id of the request event.
         parent: Index of the recorded call that encloses it.
+        tool_call_ids: The model's calls that it answered, where the recording knows them.
         outcome: How it ended.
     """
 
@@ -130,6 +131,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     request_id: str = ""
     parent: int | None = None
+    tool_call_ids: tuple[str, ...] = ()
     outcome: Outcome
 
     @property
@@ -234,6 +236,7 @@ class _Open:
             step=request.step,
             request_id=request.id,
             parent=parent,
+            tool_call_ids=tuple(map(str, self.row.get("tool_call_ids", ()))),
             outcome=self._outcome(_tags(tags, "/output"), blob),
         )
 

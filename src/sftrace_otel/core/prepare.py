@@ -46,6 +46,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         tags: JSON Pointer into `value` to the tag of a value that was no JSON; `restore` reads them.
         truncated: Whether anything was dropped because of its size.
         size: Canonical bytes that there would have been without the cut, as far as known.
+        clean: Whether the policy's first look found nothing in the given value, so that it is recorded as it is.
     """
 
     value: Json
@@ -55,6 +56,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tags: dict[str, str] = {}
     truncated: bool = False
     size: int = 0
+    clean: bool = False
 
 
 def prepare(
@@ -88,7 +90,7 @@ def _prepare(
             return _cut(value, (), {}, max_bytes, len(canon))  # type: ignore[arg-type]
         if canon is not None:
             digest = hashlib.sha256(canon).hexdigest()
-            return Prepared(value=value, data=_text(value), digest=digest, size=len(canon))  # type: ignore[arg-type]
+            return Prepared(value=value, data=_text(value), digest=digest, size=len(canon), clean=True)  # type: ignore[arg-type]
     if look is _LARGE:
         return _prepare_large(value, policy, serializer, max_bytes)
     return _prepare_slowly(value, policy, serializer, max_bytes)

@@ -8,7 +8,7 @@ recording ended: a fork's prefix or a partial recording matched to its end and t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sftrace_otel.core import match
@@ -77,6 +77,9 @@ class ReplayReport:
         matched: Rung → calls that it matched.
         served: Calls answered from the recording.
         live: Calls that went out; none in frozen mode.
+        live_calls: The same by what they are.
+        replaced: Recorded calls whose place one of those took.
+        derived: Calls that ran again because their policy says so, and came to the recorded end.
         skipped: Recorded calls inside served ones.
         respelled: Matched calls whose payload is equal by value though its digest differs (1 and 1.0).
         unhashed: Matched calls that store no hash: equal to what is stored, which nothing vouches for.
@@ -88,6 +91,9 @@ class ReplayReport:
         same_outcome: Whether these agree; None where the recording has no end, or the replay was stopped.
         outcome_differences: Where the outputs part.
         ignored: The ignore rules that were in force.
+        normalised: The normalisers that were in force.
+        spans: Spans that a span processor saw end; 0 without one.
+        outside: Instrumentation scope → spans of calls among them that no boundary answered: those calls were made.
     """
 
     mode: str
@@ -107,6 +113,12 @@ class ReplayReport:
     same_outcome: bool | None
     outcome_differences: tuple[Difference, ...]
     ignored: tuple[str, ...]
+    live_calls: Mapping[str, int] = field(default_factory=dict)
+    replaced: int = 0
+    derived: int = 0
+    normalised: tuple[str, ...] = ()
+    spans: int = 0
+    outside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -127,6 +139,9 @@ class ReplayReport:
             "matched": matched,
             "served": self.served,
             "live": self.live,
+            "live_calls": dict(self.live_calls),
+            "replaced": self.replaced,
+            "derived": self.derived,
             "skipped": self.skipped,
             "respelled": self.respelled,
             "unhashed": self.unhashed,
@@ -139,6 +154,9 @@ class ReplayReport:
                 "differences": [difference_dict(item) for item in self.outcome_differences],
             },
             "ignored": list(self.ignored),
+            "normalised": list(self.normalised),
+            "spans": self.spans,
+            "outside": dict(self.outside),
         }
 
     def _diverged(self) -> Json:
@@ -161,11 +179,18 @@ class ReplayReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"replay: {self._verdict()}; {self.served + self.skipped} of {self.recorded} recorded calls used"
+        used = self.served + self.skipped + self.derived + self.replaced
+        yield f"replay: {self._verdict()}; {used} of {self.recorded} recorded calls used"
         rungs = ", ".join(f"{count} by {rung}" for rung, count in self.matched.items() if count)
         inside = f"; {self.skipped} inside them" if self.skipped else ""
         if rungs:
             yield f"  served {self.served}: {rungs}{inside}"
+        if self.live:
+            shown = [f"{printable(name)} ({count})" for name, count in self.live_calls.items()]
+            more = f", and {len(shown) - _SHOWN} more kinds" if len(shown) > _SHOWN else ""
+            yield f"  went out {self.live}: {', '.join(shown[:_SHOWN])}{more}"
+        if self.derived:
+            yield f"  ran again {self.derived}, as their policy says, to the recorded end"
         yield from self._notes()
         if self.diverged is not None:
             yield "\n".join(
@@ -183,6 +208,11 @@ class ReplayReport:
             yield "  where the recording was redacted, any value was taken"
         if self.ignored:
             yield f"  left out of matching: {', '.join(map(printable, self.ignored))}"
+        if self.outside:
+            names = ", ".join(f"{printable(name)} ({count})" for name, count in self.outside.items())
+            yield f"  spans of calls that no boundary answered, so they were made: {names}; trace those as tools"
+        if self.normalised:
+            yield f"  normalised before matching: {', '.join(map(printable, self.normalised))}"
 
     def _unused_lines(self) -> Iterator[str]:
         if not self.unused:

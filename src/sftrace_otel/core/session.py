@@ -9,7 +9,14 @@ Default order is *causal* (`core.causal`): what overlapped in the recording may 
 something must wait for it again. `strict` wants the exact sequence of starts, `any` no order at all.
 
 The first error is latched and raised again by every later call, so that a program which catches everything still cannot
-run on without its recording. Rejected: one cursor over the events (calls in flight at once diverge when their order
+run on without its recording.
+
+Modes: *frozen* only serves. *hybrid* lets the LLM calls out that are named and serves the rest: what the program asks
+for after a live answer has to be in the recording, or it is a divergence. *live* serves nothing: LLM calls go out,
+tools and HTTP exchanges where they are named. A call that goes out takes the place of its recorded counterpart (same
+lineage, else equal, else the next one of its name), whatever its input: what it was asked is not compared.
+
+Rejected: one cursor over the events (calls in flight at once diverge when their order
 changes), a dict from request to answer (two answers to one prompt collapse), and a context variable (invisible in
 threads). Sans-IO: no file, clock, id or context; one lock makes it safe for threads, and what is done under it costs
 the same at the first and at the last call while the program does what was recorded.
@@ -18,15 +25,16 @@ the same at the first and at the last call while the program does what was recor
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 from sftrace_otel.core import diagnose, match, miss
 from sftrace_otel.core.causal import CausalOrder
 from sftrace_otel.core.lookup import Asked, LiveCall, Lookup
-from sftrace_otel.core.match import Rule
+from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import Miss
 from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.core.report import ReplayReport, RunOutcome, compare_outcomes
@@ -39,11 +47,18 @@ from sftrace_otel.errors import (
 )
 from sftrace_otel.formats import Json
 
-__all__ = ["Decision", "LiveCall", "Miss", "ReplayReport", "RunOutcome", "Session"]
+__all__ = ["Decision", "LiveCall", "Manual", "Miss", "ReplayReport", "RunOutcome", "Session"]
 
-MODES: Final = ("frozen",)
+MODES: Final = ("frozen", "hybrid", "live")
 ORDERS: Final = ("causal", "strict", "any")
 RUNGS: Final = ("lineage", "digest", "redacted")
+
+Manual: TypeAlias = Callable[[RecordedCall, LiveCall], "bool | str | None"]
+"""Decides on a call whose recorded policy is `manual`: "frozen" or True (serve it), "live" (let it out; not in frozen
+mode), "derived" (run it and compare), "forbidden", False or None (stop)."""
+
+Approve: TypeAlias = Callable[[RecordedCall], bool]
+"""A tool's own say on a call of it whose recorded policy is `manual`: True serves it."""
 
 _NO_HOSTS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -52,9 +67,10 @@ class Decision(NamedTuple):
     """What to do with a live call.
 
     Attributes:
-        action: "serve" (answer from `call`) or "live" (let it out). Frozen mode only serves.
+        action: "serve" (answer from `call`), "derived" (run it here and give its end to `Session.returned` or
+            `Session.raised`, which compare it), or "live" (let it out; never in frozen mode).
         call: The recorded call; None for a live call that has none.
-        rung: How it was found: "lineage", "digest" or "redacted".
+        rung: How it was found: "lineage", "digest" or "redacted"; of a live call also "name".
     """
 
     action: str
@@ -67,15 +83,22 @@ class Session:
 
     Args:
         calls: The recorded calls, in the order in which they started.
-        mode: "frozen": every call is served or stops the replay.
+        mode: "frozen": every call is served or stops the replay. "hybrid": `live_llms` go out, the rest is served.
+            "live": LLM calls and `live_tools` go out, nothing is served.
         order: "causal", "strict" (the exact sequence of starts) or "any".
         ignore: What to leave out of matching, on both sides: JSON Pointers into the view, or functions.
+        normalize: Normalisers, applied to every text on both sides, after `ignore`.
         map_hosts: `host[:port]` or origin in the recording → the live one that stands for it.
+        live_llms: LLM calls that go out in hybrid mode: `provider/model` as recorded; `*` stands for anything.
+        live_tools: Tools, and HTTP exchanges by the name of their event, that go out in live mode; likewise.
+        manual: Decides on calls whose policy is `manual`; without it they stop the replay. It is called under the lock
+            of the session: other threads wait for it.
         redact: Redacts a payload as the live side does, for recordings whose own redaction was weaker; applied to a
             recorded input only where it does not match as it is.
 
     Raises:
-        SettingsError: An unknown mode or order, or a rule that is neither a JSON Pointer nor a function.
+        SettingsError: An unknown mode or order; a rule or normaliser that is none; names that the mode has no use for,
+            lacks, or that are not in the recording.
     """
 
     def __init__(
@@ -85,7 +108,11 @@ class Session:
         mode: str = "frozen",
         order: str = "causal",
         ignore: Sequence[Rule] = (),
+        normalize: Sequence[Normaliser] = (),
         map_hosts: Mapping[str, str] = _NO_HOSTS,
+        live_llms: Iterable[str] = (),
+        live_tools: Iterable[str] = (),
+        manual: Manual | None = None,
         redact: Callable[[Json], Json] | None = None,
     ) -> None:
         _require(mode, MODES, "replay mode")
@@ -93,14 +120,22 @@ class Session:
         self.mode = mode
         self.order = order
         self._ignore = _checked(ignore)
+        self._normalize = _all_normalisers(normalize)
+        self._manual = manual
         hosts = {match.normal_origin(live): match.normal_origin(recorded) for recorded, live in map_hosts.items()}
-        self._lookup = Lookup(calls, hosts=hosts, rules=self._ignore, redact=redact)
+        rules = (*self._ignore, *map(match.normalising, self._normalize))
+        self._lookup = Lookup(calls, hosts=hosts, rules=rules, redact=redact)
+        self._live_llms, self._live_tools = _names(live_llms), _names(live_tools)
+        self._require_names()
         self._causal = CausalOrder(self._lookup.calls) if order == "causal" else None
         self._inside = _inside(self._lookup.calls)
         self._next = 0
         self._lock = threading.RLock()
         self._latched: ReplayError | None = None
         self._matched = dict.fromkeys(RUNGS, 0)
+        self._went_out: Counter[str] = Counter()
+        self._replaced = 0
+        self._derived = 0
         self._skipped = 0
         self._respelled = 0
         self._unhashed = 0
@@ -121,29 +156,158 @@ class Session:
             if self._latched is None:
                 self._latched = _twin(error)
 
-    def decide(self, live: LiveCall, otherwise: LiveCall | None = None) -> Decision:
+    def decide(
+        self,
+        live: LiveCall,
+        otherwise: LiveCall | None = None,
+        approve: Callable[[RecordedCall], bool] | None = None,
+        *,
+        runs: bool = False,
+    ) -> Decision:
         """Which recorded call answers `live`. It is used from then on, and what it enclosed is skipped with it.
 
         `otherwise` is the same call as another version recorded it; it is looked for where `live` has no answer.
+        `approve` decides on a recorded call whose policy is manual, before `manual`; where it fails, it refuses.
+        `runs`: the caller can run it here without letting it out, so that "derived" may be the answer.
 
         Raises:
             ReplayExhaustedError: Everything that could answer has been used, or the recording ends inside the call.
             ReplayMismatchError: The recording holds no such call, or its turn has not come; `miss` tells more.
-            ReplayPolicyError: The recorded call may not be served, or was cut when it was recorded.
-            ReplayError: An ignore rule failed. Once raised, each of these is raised again by every later call.
+            ReplayPolicyError: The recorded call may not be served, was cut when it was recorded, or the mode does not
+                let it out.
+            ReplayError: A rule, normaliser or `manual` failed. Once raised, each of these is raised again by every
+                later call.
         """
         with self._lock:
             self._raise_latched()
             try:
                 forms = [Asked(form, self._lookup) for form in (live, otherwise) if form is not None]
-                asked, index, rung = self._in_sequence(forms) if self.order == "strict" else self._find(forms)
-                self._require_servable(index, asked)
+                if self.mode != "frozen" and self._lets_out(live):
+                    return self._let_out(forms, approve)
+                found = self._in_sequence(forms) if self.order == "strict" else self._find(forms)
+                return self._answer(*found, runs, approve)
             except FormatError as error:
                 self._stop(diagnose.cannot_match(self._lookup, error))
             except ReplayError as error:
                 self._stop(error)
+
+    def _answer(self, asked: Asked, index: int, rung: str, runs: bool, approve: Approve | None) -> Decision:
+        """What to do with a live call that equals the recorded one at `index`: as its policy says."""
+        call = self._lookup.calls[index]
+        action = self._by_policy(index, asked, runs, approve)
+        if action == "live":
+            return self._out(asked, index, rung)
+        if self.mode == "live" and action == "serve":
+            raise diagnose.refused(self._lookup, asked, index, "not_named")
+        self._require_whole(index, asked)
+        if action == "derived":
+            self._derived += 1
+            self._mark(index)
+        else:
             self._use(index, rung, asked)
-            return Decision("serve", self._lookup.calls[index], rung)
+        return Decision(action, call, rung)
+
+    def _by_policy(self, index: int, asked: Asked, runs: bool, approve: Approve | None) -> str:
+        """ "serve", "derived" or "live". Raises ReplayPolicyError for what the policy forbids."""
+        call = self._lookup.calls[index]
+        policy = call.policy
+        if policy == "manual" and approve is not None:
+            policy = "frozen" if _approved(call, approve) else "forbidden"
+            if policy == "forbidden":
+                raise diagnose.refused(self._lookup, asked, index, "manual_refused")
+        elif policy == "manual" and self._manual is not None:
+            try:
+                said = self._manual(call, asked.live)
+            except Exception as error:
+                raise ReplayError(f"the manual callback failed: {error!r}; mend it", code="manual_failed") from error
+            policy = said if isinstance(said, str) else ("frozen" if said is True else "forbidden")
+            if policy == "forbidden":
+                raise diagnose.refused(self._lookup, asked, index, "manual_refused")
+            if policy == "live":
+                if self.mode == "frozen":
+                    raise diagnose.refused(self._lookup, asked, index, "manual_live")
+                return "live"
+            if policy not in ("frozen", "derived"):
+                raise ReplayError(
+                    f"the manual callback answered {said!r}: frozen, live, derived or forbidden", code="manual_failed"
+                )
+        if policy in ("forbidden", "manual"):
+            raise diagnose.refused(self._lookup, asked, index, policy)
+        return "derived" if policy == "derived" and runs else "serve"
+
+    # --- letting out --------------------------------------------------------------------------------------------------
+
+    def _lets_out(self, live: LiveCall) -> bool:
+        """Whether the mode lets a call out, whatever is recorded."""
+        if live.kind == "llm":
+            return self.mode == "live" or _is_named(_label(live.provider, live.model), self._live_llms)
+        return self.mode == "live" and _is_named(live.name, self._live_tools)
+
+    def _let_out(self, forms: Sequence[Asked], approve: Approve | None) -> Decision:
+        asked, index, rung = self._counterpart(forms)
+        if index is not None:
+            call = self._lookup.calls[index]
+            if call.policy in ("forbidden", "manual") and self._by_policy(index, asked, False, approve) == "serve":
+                return self._answer_as_asked(asked, index)
+        return self._out(asked, index, rung)
+
+    def _answer_as_asked(self, asked: Asked, index: int) -> Decision:
+        """`manual` said to serve a call that would have gone out."""
+        self._require_whole(index, asked)
+        self._use(index, "lineage", asked)
+        return Decision("serve", self._lookup.calls[index], "lineage")
+
+    def _out(self, asked: Asked, index: int | None, rung: str | None) -> Decision:
+        self._went_out[asked.title] += 1
+        if index is None:
+            return Decision("live", None, None)
+        self._replaced += 1
+        self._mark(index)
+        self._skip_inside(index, only=None if self.mode == "live" else "http")
+        return Decision("live", self._lookup.calls[index], rung)
+
+    def _counterpart(self, forms: Sequence[Asked]) -> tuple[Asked, int | None, str | None]:
+        """The recorded call whose place a call takes that goes out; its input is not compared."""
+        lookup = self._lookup
+        if self.order == "strict":
+            index = self._up_next()
+            asked = forms[0]
+            if index == len(lookup):
+                raise diagnose.no_answer(lookup, asked)
+            if not lookup.named_alike(index, asked):
+                raise diagnose.out_of_order(lookup, asked, index, self.order)
+            return asked, index, "name"
+        for asked in forms:
+            for index in lookup.at(asked.live.lineage):
+                if lookup.named_alike(index, asked):
+                    return asked, index, "lineage"
+        for asked in forms:
+            for index in lookup.equal(asked):
+                return asked, index, "digest"
+        for asked in forms:
+            for index in lookup.same_kind(asked):
+                return asked, index, "name"
+        return forms[0], None, None
+
+    # --- derived ------------------------------------------------------------------------------------------------------
+
+    def returned(self, call: RecordedCall, output: Json) -> None:
+        """A derived call ran and gave `output`. Raises ReplayMismatchError, latched, where it gave another one."""
+        outcome = call.outcome
+        if outcome.status != "ok":
+            self._derived_differs(call, (match.Difference("", _failure(call), output),))
+        elif not match.equal_where_redacted(outcome.output, output):
+            self._derived_differs(call, tuple(match.iter_differences(outcome.output, output)))
+
+    def raised(self, call: RecordedCall, error_type: str) -> None:
+        """A derived call ran and raised. Raises ReplayMismatchError, latched, where it had not, or another class."""
+        if call.outcome.status != "error" or call.outcome.error_type != error_type:
+            recorded = _failure(call) if call.outcome.status == "error" else call.outcome.output
+            self._derived_differs(call, (match.Difference("", recorded, f"raised {error_type}"),))
+
+    def _derived_differs(self, call: RecordedCall, found: Sequence[match.Difference]) -> NoReturn:
+        with self._lock:
+            self._stop(diagnose.derived_differs(self._lookup, call, found))
 
     def unused(self) -> tuple[RecordedCall, ...]:
         """Recorded calls that were neither served nor skipped; those inside another unused call are left out."""
@@ -171,7 +335,10 @@ class Session:
                 recorded=len(self._lookup),
                 matched=dict(self._matched),
                 served=sum(self._matched.values()),
-                live=0,
+                live=sum(self._went_out.values()),
+                live_calls=dict(self._went_out),
+                replaced=self._replaced,
+                derived=self._derived,
                 skipped=self._skipped,
                 respelled=self._respelled,
                 unhashed=self._unhashed,
@@ -183,6 +350,7 @@ class Session:
                 same_outcome=same,
                 outcome_differences=parted,
                 ignored=tuple(map(_rule_name, self._ignore)),
+                normalised=tuple(map(match.normaliser_name, self._normalize)),
             )
 
     # --- finding ------------------------------------------------------------------------------------------------------
@@ -198,6 +366,8 @@ class Session:
                 early = (asked, blocker) if early is None else early
         if early is not None:
             raise diagnose.out_of_order(self._lookup, *early, self.order)
+        if self.mode == "live":
+            raise diagnose.not_let_out(self._lookup, forms[0])
         raise diagnose.no_answer(self._lookup, self._nearer(forms))
 
     def _nearer(self, forms: Sequence[Asked]) -> Asked:
@@ -223,9 +393,7 @@ class Session:
     def _in_sequence(self, forms: Sequence[Asked]) -> tuple[Asked, int, str]:
         """Strict order: the next recorded call, or an error."""
         lookup = self._lookup
-        while self._next < len(lookup) and lookup.used[self._next]:
-            self._next += 1
-        index = self._next
+        index = self._up_next()
         if index == len(lookup):
             raise diagnose.no_answer(lookup, self._nearer(forms))
         kind = lookup.calls[index].kind
@@ -239,12 +407,16 @@ class Session:
             raise diagnose.out_of_order(lookup, asked, index, self.order)
         raise diagnose.no_answer(lookup, asked, nearest=index)
 
+    def _up_next(self) -> int:
+        """The first recorded call that is not used; as many as there are when all are."""
+        while self._next < len(self._lookup) and self._lookup.used[self._next]:
+            self._next += 1
+        return self._next
+
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def _require_servable(self, index: int, asked: Asked) -> None:
+    def _require_whole(self, index: int, asked: Asked) -> None:
         call = self._lookup.calls[index]
-        if call.policy in ("forbidden", "manual"):
-            raise diagnose.refused(self._lookup, asked, index, call.policy)
         if call.outcome.truncated:
             raise diagnose.refused(self._lookup, asked, index, "payload_truncated")
         if call.outcome.status == "missing":
@@ -266,12 +438,12 @@ class Session:
         elif live.digest is not None and live.digest != call.input_hash and call.kind != "http" and rung != "redacted":
             self._respelled += match.digest(call.input) == match.digest(live.payload)
 
-    def _skip_inside(self, index: int) -> None:
-        """The calls that ran inside a served one do not run now."""
-        inside = list(self._inside[index])
+    def _skip_inside(self, index: int, only: str | None = None) -> None:
+        """The calls that ran inside a served one do not run now; `only` those of one kind."""
+        inside = list(self._inside.get(index, ()))
         while inside:
             child = inside.pop()
-            if not self._lookup.used[child]:
+            if not self._lookup.used[child] and only in (None, self._lookup.calls[child].kind):
                 self._mark(child)
                 self._skipped += 1
                 inside.extend(self._inside.get(child, ()))
@@ -280,6 +452,25 @@ class Session:
         self._lookup.mark(index)
         if self._causal is not None:
             self._causal.remove(index)
+
+    def _require_names(self) -> None:
+        """Names are asked for, known and of use."""
+        if self.mode == "hybrid" and not self._live_llms:
+            raise SettingsError(
+                "hybrid mode needs the LLM calls that go out: live_llms=[…], --live-llm PROVIDER/MODEL or "
+                "OTEL_SFTRACE_REPLAY_LIVE_LLMS"
+            )
+        if self._live_llms and self.mode != "hybrid":
+            raise SettingsError(f"live LLMs are for hybrid mode; {self.mode} mode has no use for them")
+        if self._live_tools and self.mode != "live":
+            raise SettingsError(f"live tools are for live mode; {self.mode} mode has no use for them")
+        llms = {_label(call.provider, call.model) for call in self.calls if call.kind == "llm"}
+        tools = {call.name for call in self.calls if call.kind != "llm"}
+        for what, names, known in (("LLM", self._live_llms, llms), ("tool", self._live_tools, tools)):
+            for name in names:
+                if not any(_is_named(one, (name,)) for one in known):
+                    there = ", ".join(map(miss.printable, sorted(known)[:8])) or "none"
+                    raise SettingsError(f"live {what} {name!r} is not in the recording, which has {there}")
 
     # --- stopping -----------------------------------------------------------------------------------------------------
 
@@ -291,6 +482,13 @@ class Session:
         """Latch `error` without the frames it came through, and raise one like it."""
         self.latch(error)
         raise _twin(error) from error.__cause__
+
+
+def _approved(call: RecordedCall, approve: Approve) -> bool:
+    try:
+        return approve(call) is True
+    except Exception:
+        return False
 
 
 def _twin(error: ReplayError) -> ReplayError:
@@ -325,6 +523,31 @@ def _checked(rules: Sequence[Rule]) -> tuple[Rule, ...]:
         if not isinstance(rule, str) and not callable(rule):
             raise SettingsError(f"ignore rule {rule!r} is neither a JSON Pointer nor a function")
     return tuple(rules)
+
+
+def _all_normalisers(normalize: Sequence[Normaliser]) -> tuple[Normaliser, ...]:
+    if isinstance(normalize, str):
+        raise SettingsError(f"normalize={normalize!r} is one string; give a list of normalisers")
+    return tuple(normalize)
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    if not all(isinstance(name, str) and name for name in found):
+        raise SettingsError("names of live calls are texts that are not empty")
+    return found
+
+
+def _is_named(label: str, names: Iterable[str]) -> bool:
+    return any(label == name or fnmatchcase(label, name) for name in names)
+
+
+def _label(provider: str | None, model: str | None) -> str:
+    return f"{provider}/{model}" if provider else model or ""
+
+
+def _failure(call: RecordedCall) -> Json:
+    return f"raised {call.outcome.error_type}"
 
 
 def _rule_name(rule: Rule) -> str:

@@ -146,6 +146,7 @@ class RunInfo(TypedDict, total=False):
     settings: dict[str, Any]
     command: list[str] | None
     connections: list[dict[str, Any]]
+    programs: list[dict[str, Any]]
 
 
 class Parent(TypedDict, total=False):

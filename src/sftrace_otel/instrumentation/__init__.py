@@ -15,8 +15,8 @@ __all__ = ["CLIENTS", "HTTP", "boundaries", "install", "uninstall"]
 HTTP = ("spawns", "httpx", "aiohttp", "urllib3", "websockets")
 """The boundaries of HTTP clients, in the order in which they are put on; and of the tasks that they are called from."""
 
-CLIENTS = (*HTTP, "openai", "anthropic", "mcp")
-"""All boundaries but that of tools."""
+CLIENTS = (*HTTP, "openai", "anthropic", "mcp", "tool_runners", "openai_agents", "langchain", "pydantic_ai")
+"""All boundaries but that of tools, and of servers: what a program calls, which `record()` needs to be replayed."""
 
 
 def boundaries(names: Iterable[str] = CLIENTS) -> list[Any]:
@@ -30,10 +30,11 @@ def install(tools: Sequence[str] = ()) -> None:
     """Put every boundary on; libraries not imported yet are patched when they are. Twice is once."""
     for boundary in boundaries():
         boundary.install()
+    boundaries(["servers"])[0].install()
     boundaries(["tools"])[0].install(tools)
 
 
 def uninstall() -> None:
     """Take every boundary off again."""
-    for boundary in reversed(boundaries([*CLIENTS, "tools"])):
+    for boundary in reversed(boundaries([*CLIENTS, "servers", "tools"])):
         boundary.uninstall()

@@ -30,6 +30,7 @@ from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.aiohttp_served import Asked, connected, started, with_methods
 from sftrace_otel.instrumentation.exchange import LARGE, Exchange, Head, Pairs, unpacked
 from sftrace_otel.instrumentation.failopen import afails_open, fails_open
+from sftrace_otel.instrumentation.outcomes import GoesOut
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.instrumentation.serving import come_out, exchange_of, go_inside, in_thread, sends_unseen
 from sftrace_otel.recorder import Recorder, Scope, aside, enter, leave
@@ -48,6 +49,14 @@ class _Attempt:
         self.sending = exchange.sending
 
 
+class _Out:
+    """An attempt that a replay lets out and that nobody records."""
+
+    streams = False
+
+
+_OUT = _Out()
+
 _ATTEMPT = "_sftrace_attempt"
 """Member of a request while it is sent, then of its response: the attempt. Both may be of a program's own class, of
 which not every one can be the key of a dictionary."""
@@ -57,9 +66,9 @@ _NO_PARAMS: dict[str, Any] = {}
 
 
 @fails_open("recording a request", None)
-def _attempt_of(thing: Any) -> _Attempt | Asked | None:
+def _attempt_of(thing: Any) -> _Attempt | Asked | _Out | None:
     found = getattr(thing, "__dict__", {}).get(_ATTEMPT)
-    return found if isinstance(found, (_Attempt, Asked)) else None
+    return found if isinstance(found, (_Attempt, Asked, _Out)) else None
 
 
 @fails_open("recording an answer", _NO_PARAMS)
@@ -86,18 +95,22 @@ async def _connect(
             return await wrapped(*args, **kwargs)
         finally:
             come_out(token)
+    goes_out: GoesOut | None = None
     if replay is not None:
+        await _read_first(replay, request)
         asked = _asked(replay, request)
-        return connected(asked, request, connector)
-    assert recorder is not None
-    attempt = await _begin(recorder, request)
+        goes_out = None if asked.streams else asked.goes_out()
+        if goes_out is None:
+            return connected(asked, request, connector)
+    attempt = await _let_out(recorder, request, goes_out)
     if attempt is None:
         return await wrapped(*args, **kwargs)
     token = go_inside()
     try:
         return await wrapped(*args, **kwargs)
     except BaseException as error:
-        attempt.exchange.failed(_as_seen(error, request, connecting=True) or error)
+        if isinstance(attempt, _Attempt):
+            attempt.exchange.failed(_as_seen(error, request, connecting=True) or error)
         raise
     finally:
         come_out(token)
@@ -112,12 +125,16 @@ async def _send(
         recorder = recording._active
         if (replay is None and recorder is None) or _passes(replay, request) or _is_websocket(request):
             return await wrapped(*args, **kwargs)
+        goes_out: GoesOut | None = None
         if replay is not None:
+            await _read_first(replay, request)
             attempt = _asked(replay, request)
+            goes_out = None if attempt.streams else attempt.goes_out()
+        if replay is not None and goes_out is None:
+            assert isinstance(attempt, Asked)
             args, kwargs = (_unplugged(attempt, request, args[0] if args else kwargs["conn"]),), {}
         else:
-            assert recorder is not None
-            attempt = await _begin(recorder, request)
+            attempt = await _let_out(recorder, request, goes_out)
             if attempt is None:
                 return await wrapped(*args, **kwargs)
     token = _step_aside()  # the task that writes a body takes no slot: not every attempt comes as far as to have one
@@ -136,7 +153,7 @@ async def _send(
 
 def _write_bytes(wrapped: Callable[..., Any], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     attempt = _attempt_of(request)
-    if attempt is not None and attempt.streams:
+    if isinstance(attempt, (_Attempt, Asked)) and attempt.streams:
         _tee_writer(args[0] if args else kwargs["writer"], attempt.sending)
     return wrapped(*args, **kwargs)
 
@@ -153,7 +170,7 @@ async def _start(
     wrapped: Callable[..., Awaitable[Any]], response: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     attempt = _attempt_of(response)
-    if attempt is None:
+    if attempt is None or isinstance(attempt, _Out):
         return await wrapped(*args, **kwargs)
     if isinstance(attempt, Asked):
         return await started(wrapped, response, attempt)
@@ -196,6 +213,29 @@ def _step_aside() -> Token[Scope | None]:
 def _step_back(token: Token[Scope | None] | None) -> None:
     if token is not None:
         leave(token)
+
+
+class _Collected:
+    """Takes what a payload writes."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    async def write(self, chunk: Any, **_: Any) -> None:
+        self.parts.append(bytes(chunk))
+
+
+async def _read_first(replay: replaying.Active, request: Any) -> None:
+    """Where the mode may let a request out, a body that streams is read before that is decided, and sent from memory.
+
+    In frozen mode it is read as it would be sent.
+    """
+    if replay.session.mode == "frozen" or _known_body(request) is not None:
+        return
+    collected = _Collected()
+    await request.body.write(collected)
+    whole = sys.modules["aiohttp.payload"].BytesPayload(b"".join(collected.parts))
+    setattr(request, "_body" if "_body" in vars(request) else "body", whole)  # its setter warns of streams
 
 
 def _asked(replay: replaying.Active, request: Any) -> Asked:
@@ -245,11 +285,19 @@ def _meet_websocket(replay: replaying.Active | None, recorder: Recorder | None, 
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
+async def _let_out(recorder: Recorder | None, request: Any, goes_out: GoesOut | None) -> _Attempt | _Out | None:
+    """The attempt that is about to be made, recorded where anything is; None where that failed."""
+    if recorder is not None:
+        return await _begin(recorder, request, goes_out)
+    request.__dict__[_ATTEMPT] = _OUT
+    return _OUT
+
+
 @afails_open("recording a request", None)
-async def _begin(recorder: Recorder, request: Any) -> _Attempt:
+async def _begin(recorder: Recorder, request: Any, goes_out: GoesOut | None = None) -> _Attempt:
     """Begin the exchange of an attempt, off the loop where its body is large."""
     exchange = exchange_of(recorder, _head(request))
-    exchange.place(tracing.current_ids(), tracing.http_span_id())
+    exchange.place(tracing.current_ids(), tracing.http_span_id(), goes_out)
     body = _known_body(request)
     attempt = request.__dict__[_ATTEMPT] = _Attempt(exchange, body is None)
     if body is not None and len(body) > LARGE:

@@ -17,9 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.exchange import Head, call_name, header
-from sftrace_otel.instrumentation.outcomes import Answer
+from sftrace_otel.instrumentation.outcomes import Answer, GoesOut
 from sftrace_otel.instrumentation.serving import Body, recorded_error, served_answer
 
 __all__ = ["Asked", "connected", "started", "with_methods"]
@@ -42,11 +43,22 @@ class Asked:
     def sending(self, chunk: bytes) -> None:
         self.parts.append(chunk)
 
+    def goes_out(self) -> GoesOut | None:
+        """Whether the replay lets it out; its body has to be known. Raises a ReplayError as `serve`."""
+        found = served_answer(self.replay, self.head, Body(self.known or b""))
+        if isinstance(found, GoesOut):
+            return found
+        self.answer = found
+        return None
+
     def serve(self, error: BaseException | None = None) -> Answer:
         """The recorded answer, looked up once. Raises a ReplayError, or `error` of the program's own body."""
         if self.answer is None:
             body = b"".join(self.parts) if self.known is None else self.known
-            self.answer = served_answer(self.replay, self.head, Body(body, error))
+            found = served_answer(self.replay, self.head, Body(body, error))
+            if isinstance(found, GoesOut):  # the boundary asks before, but where the replay ended meanwhile
+                raise ReplayError(f"the replay ended while {self.head.method} {self.head.url} was under way")
+            self.answer = found
         return self.answer
 
 

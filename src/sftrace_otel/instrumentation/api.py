@@ -15,17 +15,20 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextvars import Token
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
+from sftrace_otel.core.session import Decision
 from sftrace_otel.errors import SettingsError, TraceStorageError
 from sftrace_otel.instrumentation import boundaries, replaying, tracing
 from sftrace_otel.instrumentation.failopen import fails_open
-from sftrace_otel.instrumentation.opencall import OpenCall
+from sftrace_otel.instrumentation.opencall import OpenCall, Replayed
 from sftrace_otel.instrumentation.outcomes import give_back
+from sftrace_otel.instrumentation.running import Running
 from sftrace_otel.instrumentation.tools import POLICIES, Serializer
 from sftrace_otel.recorder import Recorder, Run, Scope, current_scope, enter, leave
 from sftrace_otel.settings import Settings
@@ -66,6 +69,7 @@ class RecordingSession:
         self._run: Run | None = None
         self._joined = False
         self._token: Any = None
+        self._block: Token[bool] | None = None
         self._entered = False
 
     @property
@@ -78,7 +82,8 @@ class RecordingSession:
             raise RuntimeError("a record() block cannot be entered twice")
         self._entered = True
         if replaying._active is not None:
-            self._token = enter(Scope())
+            self._token = enter(_own_scope())
+            self._block = replaying.in_block.set(True)
         else:
             self._begin()
         return self
@@ -90,21 +95,31 @@ class RecordingSession:
             self._open(recorder)
 
     def _open(self, recorder: Recorder) -> None:
-        outer = recorder.joinable() if self.output_path is None else None
+        outer = recorder.joinable(tracing.current_ids()[1]) if self.output_path is None else None
         if outer is not None:
             self._run, self._joined = outer, True
+            self._join(outer)
+            if current_scope().run is not outer:
+                self._token = enter(Scope(run=outer))
             return
-        run = recorder.new_run("record", target=self._free_path(recorder), origin={})
+        run = recorder.new_run("record", target=self._free_path(recorder), origin=recorder.parent_origin())
         run.agent = self.agent_name
         run.overwrite = self._overwrite
         if self._run_input is not None:
             run.input = recorder.prepare(self._run_input, self._serializer)
         self._run = run
-        self._token = enter(Scope(run=run))
+        self._token = enter(_own_scope(run))
         try:
             run.open()
         except OSError as error:
             recorder.fault("opening the journal", error, run)
+
+    def _join(self, run: Run) -> None:
+        """A run that a request began has neither name nor input of its own: those of the first block in it are its."""
+        if run.agent is None:
+            run.agent = self.agent_name
+        if run.input is None and run.journal is None and self._run_input is not None:
+            run.input = run.recorder.prepare(self._run_input, self._serializer)
 
     def _free_path(self, recorder: Recorder) -> Path | None:
         path = self.output_path
@@ -121,6 +136,9 @@ class RecordingSession:
         token, self._token = self._token, None
         if token is not None:
             _left(token)
+        if self._block is not None:
+            with contextlib.suppress(ValueError):  # left in another context
+                replaying.in_block.reset(self._block)
         replay = replaying._active
         if replay is not None:
             replay.failure = error
@@ -135,6 +153,7 @@ class RecordingSession:
             if error is not None:
                 described = recorder.describe_error(error)
                 failure = (described["type"], described["message"])
+            recorder.wait_for(self._run)
             self.path = recorder.close_run(self._run, failure=failure)
 
     async def __aenter__(self) -> RecordingSession:
@@ -171,6 +190,13 @@ class RecordingSession:
         """A change of the agent's own state, as a `state_change` event."""
         if self._run is not None:
             _state_change(self._run, key, before, after, self._serializer)
+
+
+def _own_scope(run: Run | None = None) -> Scope:
+    """The scope of a block: of the thread and task that enter it, whoever makes the first call."""
+    scope = Scope(run=run)
+    scope.claim()
+    return scope
 
 
 def record(
@@ -306,22 +332,30 @@ class _Semantic:
         if provider:
             self.attributes["gen_ai.provider.name"] = provider
 
-    def serve(self, replay: replaying.Active) -> Any:
+    def replayed(self, replay: replaying.Active) -> _Told | Running:
+        """The recorded end of the call, or what stands around it where it is made. Raises a ReplayError for neither."""
         lineage = current_scope().place()
         prepared = replay.prepare(self.payload, self.serializer)
         name = f"{self.provider}/{self.model}" if self.provider else self.model
-        decision = replay.decide("llm", name, prepared, lineage=lineage, provider=self.provider, model=self.model)
-        assert decision.call is not None
-        span = tracing.start_span(
-            _SCOPE, f"chat {self.model}", tracing.CLIENT, {**self.attributes, **replaying.marks(decision)}
+        decision = replay.decide(
+            "llm", name, prepared, lineage=lineage, provider=self.provider, model=self.model, runs=True
         )
-        try:
-            result = give_back(decision.call)
-        except BaseException as error:
-            tracing.end_span(span, error)
-            raise
-        tracing.end_span(span)
-        return result
+        if decision.action == "serve":
+            return _Told(self, decision)
+        recorder = recording._active
+        marks = replaying.marks(decision)
+        inside = Replayed(lineage, marks, decision.action == "live")
+        return Running(
+            replay,
+            decision,
+            lineage,
+            None if recorder is None else _Described(self, recorder, inside),
+            lambda value: replay.prepare(value, self.serializer),
+            tracer=_SCOPE,
+            span_name=f"chat {self.model}",
+            span_kind=tracing.CLIENT,
+            attributes=self.attributes,
+        )
 
     @fails_open("recording an LLM call", None)
     def begin(self, recorder: Recorder) -> _Described | None:
@@ -332,12 +366,32 @@ class _Semantic:
             return None
 
 
+class _Told:
+    """The recorded end of a call."""
+
+    def __init__(self, what: _Semantic, decision: Decision) -> None:
+        assert decision.call is not None
+        self.call = decision.call
+        attributes = {**what.attributes, **replaying.marks(decision)}
+        self.span = tracing.start_span(_SCOPE, f"chat {what.model}", tracing.CLIENT, attributes)
+
+    def result(self) -> Any:
+        """What it gave; raises what it raised."""
+        try:
+            result = give_back(self.call)
+        except BaseException as error:
+            tracing.end_span(self.span, error)
+            raise
+        tracing.end_span(self.span)
+        return result
+
+
 class _Described(OpenCall):
     """The recording of a `_Semantic` call."""
 
     __slots__ = ("what",)
 
-    def __init__(self, what: _Semantic, recorder: Recorder) -> None:
+    def __init__(self, what: _Semantic, recorder: Recorder, replayed: Replayed | None = None) -> None:
         self.what = what
         super().__init__(
             recorder,
@@ -351,6 +405,7 @@ class _Described(OpenCall):
             policy=what.policy,
             provider=what.provider,
             model=what.model,
+            replayed=replayed,
         )
 
     @fails_open("recording an LLM answer", None)
@@ -387,10 +442,15 @@ def llm_request(
     """
     what = _Semantic(model, input, provider, replay_policy, serializer)
     replay = replaying._active
+    described: _Described | Running | None
     if replay is not None:
-        return what.serve(replay)  # type: ignore[no-any-return]
-    recorder = recording._active
-    described = None if recorder is None else what.begin(recorder)
+        replayed = what.replayed(replay)
+        if isinstance(replayed, _Told):
+            return replayed.result()  # type: ignore[no-any-return]
+        described = replayed
+    else:
+        recorder = recording._active
+        described = None if recorder is None else what.begin(recorder)
     if described is None:
         return call()
     tokens = described.enter()
@@ -417,10 +477,15 @@ async def allm_request(
     """`llm_request` for a call that is awaited."""
     what = _Semantic(model, input, provider, replay_policy, serializer)
     replay = replaying._active
+    described: _Described | Running | None
     if replay is not None:
-        return what.serve(replay)  # type: ignore[no-any-return]
-    recorder = recording._active
-    described = None if recorder is None else what.begin(recorder)
+        replayed = what.replayed(replay)
+        if isinstance(replayed, _Told):
+            return replayed.result()  # type: ignore[no-any-return]
+        described = replayed
+    else:
+        recorder = recording._active
+        described = None if recorder is None else what.begin(recorder)
     if described is None:
         return await call()
     tokens = described.enter()

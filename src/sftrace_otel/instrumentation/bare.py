@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.session import LiveCall
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.exchange import Head, Pairs, call_name, request_payload
 from sftrace_otel.instrumentation.llm import LlmCall
-from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.instrumentation.outcomes import Answer, GoesOut, answers_of
 from sftrace_otel.recorder import Recorder, Scope, current_scope
 
 __all__ = ["answer", "begun"]
@@ -79,8 +80,11 @@ def _attributes(asked: dialects.Inference, provider: str, head: Head) -> dict[st
 # --- replaying --------------------------------------------------------------------------------------------------------
 
 
-def answer(replay: replaying.Active, head: Head, body: bytes) -> Answer | None:
-    """The recorded answer to a request that is an LLM call, None where it is none. Raises a ReplayError without one."""
+def answer(replay: replaying.Active, head: Head, body: bytes) -> Answer | GoesOut | None:
+    """The recorded answer to a request that is an LLM call, or that it goes out; None where it is none.
+
+    Raises a ReplayError where there is no answer.
+    """
     found = dialects.recognised(head.method, head.url, head.headers, body)
     if found is None:
         return None
@@ -102,6 +106,11 @@ def answer(replay: replaying.Active, head: Head, body: bytes) -> Answer | None:
     except ReplayError as error:
         tracing.end_span(span, error)
         raise
+    if decision.action == "live":
+        if recording._active is None:  # else its recording has a span too, that of the exchange
+            span.set_attributes(replaying.marks(decision))
+        tracing.end_span(span)
+        return GoesOut(lineage)
     assert decision.call is not None
     if span.is_recording():
         span.set_attributes(replaying.marks(decision))

@@ -48,7 +48,8 @@ def rebuilt_exception(kind: str, name: str, outcome: Outcome) -> BaseException:
 
 
 def _rebuilt(recorded: Mapping[str, Any], error_type: str, message: str) -> BaseException:
-    base = _loaded_class(recorded.get("module"), recorded.get("qualname") or error_type)
+    module, _, name = error_type.rpartition(".")
+    base = _loaded_class(recorded.get("module") or module or None, recorded.get("qualname") or name)
     arguments, state = _members(recorded, message)
     if base in _AS_THEY_ARE:
         return base(*arguments)

@@ -22,7 +22,7 @@ import msgspec
 
 from sftrace_otel.core.mapping import dialects, http_name
 from sftrace_otel.core.prepare import Prepared, standing_at
-from sftrace_otel.core.redact import MARK, Finding, RedactionPolicy
+from sftrace_otel.core.redact import MARK, Finding, RedactionPolicy, Vouched
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.recorder import UNPLACED, Call, Recorder, Scope, current_scope, how_ended
 
@@ -79,11 +79,12 @@ def call_name(head: Head, policy: RedactionPolicy) -> str:
     return http_name(head.method, policy.redact_url(head.url))
 
 
-def body_value(data: bytes | None, media: str, policy: RedactionPolicy) -> object:
+def body_value(data: bytes | None, media: str, policy: RedactionPolicy, seen: list[Vouched] | None = None) -> object:
     """A body as a value: JSON if it parses, else text, else `{"base64": …}`, of which `policy` hides what it can read.
 
     Of one beyond `LARGEST` the beginning, with size and SHA-256 of the whole; without the digest where the beginning
-    holds a secret, since it would let guesses be tested.
+    holds a secret, since it would let guesses be tested. What the policy found out about a whole that is no text is
+    added to `seen`.
     """
     if not data:
         return None
@@ -99,23 +100,45 @@ def body_value(data: bytes | None, media: str, policy: RedactionPolicy) -> objec
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        clean = policy.redact_bytes(data)
+        found = policy.cleaned(data)
+        if seen is not None:
+            seen.append(found)
+        clean = found.data
         return MARK if clean == MARK.encode() else {"base64": base64.b64encode(clean).decode("ascii")}
 
 
-def request_payload(head: Head, body: bytes | None, policy: RedactionPolicy) -> dict[str, object]:
+def vouched_for(
+    recorder: Recorder, prepared: Prepared, member: bytes | None, body: bytes, seen: list[Vouched]
+) -> Vouched | None:
+    """What the policy says of a body whose value is `prepared`, or the last `member` of it (`RedactionPolicy.vouched`):
+    one look serves the event and the wire. `seen` is what reading it has found out already."""
+    if seen:
+        return seen[0]
+    if not prepared.clean or not body or len(body) > LARGEST or not recorder.has_content:
+        return None  # of a body beyond `LARGEST` the event holds another one
+    data = prepared.data
+    if member is not None:
+        data = data[data.find(b'"%s":' % member) + len(member) + 3 : -1]
+    return recorder.policy.vouched(body, data)
+
+
+def request_payload(
+    head: Head, body: bytes | None, policy: RedactionPolicy, seen: list[Vouched] | None = None
+) -> dict[str, object]:
     """The input of an HTTP call."""
     return {
         "method": head.method,
         "url": head.url,
         "headers": head.headers,
-        "body": body_value(body, head.media(), policy),
+        "body": body_value(body, head.media(), policy, seen),
     }
 
 
-def answer_payload(status: int, headers: Pairs, body: bytes | None, policy: RedactionPolicy) -> dict[str, object]:
+def answer_payload(
+    status: int, headers: Pairs, body: bytes | None, policy: RedactionPolicy, seen: list[Vouched] | None = None
+) -> dict[str, object]:
     """The output of an HTTP call."""
-    value = body_value(body, header(headers, "content-type"), policy)
+    value = body_value(body, header(headers, "content-type"), policy, seen)
     return {"status_code": status, "headers": headers, "body": value}
 
 
@@ -124,8 +147,8 @@ class Exchange:
 
     __slots__ = (
         "_bare", "_chunks", "_cut", "_done", "_full", "_http_span", "_lineage", "_number", "_raw", "_room", "_scope",
-        "_sent_cut", "_span", "_started", "_status", "_upload_room", "call", "decoder", "head", "headers", "llm",
-        "reader", "reason", "recorder", "sent", "version",
+        "_sent_cut", "_span", "_started", "_status", "_upload_room", "_vouched", "call", "decoder", "head", "headers",
+        "llm", "reader", "reason", "recorder", "sent", "version",
     )  # fmt: skip
 
     def __init__(
@@ -160,17 +183,21 @@ class Exchange:
         self._http_span = 0
         self._scope: Scope = UNPLACED
         self._lineage: str | None = None
+        self._vouched: Vouched | None = None
         self._started = recorder.ticks()
         self._done = False
 
     @fails_open("placing an exchange", None)
-    def place(self, span: tuple[int, int], http_span: int) -> None:
-        """Where the exchange is made: its spans, and its place in the lineage. Called where the program calls."""
+    def place(self, span: tuple[int, int], http_span: int, replayed: tuple[str | None] | None = None) -> None:
+        """Where the exchange is made: its spans, and its place in the lineage. Called where the program calls.
+
+        `replayed`: the place that a replay which lets it out has found.
+        """
         self._span = span
         self._http_span = http_span
         self._scope = current_scope()
         if self.llm is None:
-            self._lineage = self._scope.place()
+            self._lineage = self._scope.place() if replayed is None else replayed[0]
 
     @fails_open("recording a request", None)
     def begin(self, body: bytes) -> None:
@@ -184,16 +211,20 @@ class Exchange:
         if self.llm is not None:
             self.call = self.llm.attempt(self.head, body)
             self._number = self.llm.attempts - 1
+            self._vouched = self.llm.vouched
             if self.call is not None and self._http_span:
                 self.recorder.fold(self._http_span)
         else:
             self.call = self._begin_http(body)
 
     def _begin_http(self, body: bytes) -> Call | None:
+        seen: list[Vouched] = []
+        prepared = self.recorder.prepare(request_payload(self.head, body, self.recorder.policy, seen))
+        self._vouched = vouched_for(self.recorder, prepared, b"body", body, seen)
         call = self.recorder.begin(
             "http",
             call_name(self.head, self.recorder.policy),
-            self.recorder.prepare(request_payload(self.head, body, self.recorder.policy)),
+            prepared,
             scope=self._scope,
             lineage=self._lineage,
             span=self._span,
@@ -296,7 +327,14 @@ class Exchange:
             end = "finished"
         extra = {"truncated": True} if self._cut else None
         sent = self.sent if isinstance(self.sent, bytes) else b"".join(self.sent)
-        payload = self._answer(body) if self.llm is None and self._status is not None else None
+        seen: list[Vouched] = []
+        payload = self._answer(body, seen) if self.llm is None and self._status is not None else None
+        if payload is not None:
+            vouched = vouched_for(self.recorder, payload, b"body", body, seen)
+        elif self.llm is not None and self._status is not None:
+            vouched = self.llm.read(body, header(self.headers, "content-type"))
+        else:
+            vouched = None
         if self.call is not None:
             self.recorder.wire(
                 self.call,
@@ -304,6 +342,7 @@ class Exchange:
                 sent or None,
                 body if self._status is not None else None,
                 header(self.headers, "content-type") or None,
+                (self._vouched, vouched),
             )
         if self.llm is not None:
             self.llm.exchange_done(self._status, self.headers, body, end, error, self._first_chunk(), extra)
@@ -315,10 +354,10 @@ class Exchange:
             status = "error" if described else "ok"
             self.recorder.end(self.call, payload, end=end, status=status, error=described, extra=extra)
 
-    def _answer(self, body: bytes) -> Prepared:
+    def _answer(self, body: bytes, seen: list[Vouched]) -> Prepared:
         """The output of an HTTP call; what it hands out is known before any of it is written."""
         assert self._status is not None
-        given = answer_payload(self._status, self.headers, body, self.recorder.policy)
+        given = answer_payload(self._status, self.headers, body, self.recorder.policy, seen)
         payload = self.recorder.prepare(given)
         if payload.findings and self.recorder.policy.remember(_handed_out(given, payload.findings)):
             payload = self.recorder.prepare(given)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
@@ -32,7 +31,7 @@ from sftrace_otel.instrumentation.exchange import (
     unpacked,
 )
 from sftrace_otel.instrumentation.failopen import afails_open, fails_open
-from sftrace_otel.instrumentation.outcomes import Answer
+from sftrace_otel.instrumentation.outcomes import Answer, GoesOut
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.instrumentation.serving import (
     Body,
@@ -59,21 +58,26 @@ def _handle(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], k
     recorder = recording._active
     if (replay is None and recorder is None) or request is None or _passes(request):
         return wrapped(*args, **kwargs)
+    goes_out: GoesOut | None = None
     if replay is not None:
-        return _serve(replay, request, _read_body(request), asynchronous=False)
-    assert recorder is not None
-    exchange = _start(recorder, request)
-    if exchange is None:
+        served = _serve(replay, request, _read_body(request), asynchronous=False)
+        if type(served) is not GoesOut:
+            return served
+        goes_out = served
+    exchange = None if recorder is None else _start(recorder, request, goes_out)
+    if exchange is None and goes_out is None:
         return wrapped(*args, **kwargs)
     tokens = _enter(request)
     try:
         response = wrapped(*args, **kwargs)
     except BaseException as error:
-        exchange.failed(error)
+        if exchange is not None:
+            exchange.failed(error)
         raise
     finally:
         _reset(tokens)
-    _tee(exchange, request, response, asynchronous=False)
+    if exchange is not None:
+        _tee(exchange, request, response, asynchronous=False)
     return response
 
 
@@ -85,24 +89,28 @@ async def _ahandle(
     recorder = recording._active
     if (replay is None and recorder is None) or request is None or _passes(request):
         return await wrapped(*args, **kwargs)
+    goes_out: GoesOut | None = None
     if replay is not None:
         response = _serve(replay, request, await _aread_body(request), asynchronous=True)
         if response is None:  # it was cancelled when it was recorded; so it waits until it is cancelled again
             await asyncio.get_running_loop().create_future()
-        return response
-    assert recorder is not None
-    exchange = await _astart(recorder, request)
-    if exchange is None:
+        if type(response) is not GoesOut:
+            return response
+        goes_out = response
+    exchange = None if recorder is None else await _astart(recorder, request, goes_out)
+    if exchange is None and goes_out is None:
         return await wrapped(*args, **kwargs)
     tokens = _enter(request)
     try:
         response = await wrapped(*args, **kwargs)
     except BaseException as error:
-        exchange.failed(error)
+        if exchange is not None:
+            exchange.failed(error)
         raise
     finally:
         _reset(tokens)
-    _tee(exchange, request, response, asynchronous=True)
+    if exchange is not None:
+        _tee(exchange, request, response, asynchronous=True)
     return response
 
 
@@ -153,9 +161,9 @@ def _reset(tokens: tuple[Any, Any] | None) -> None:
 
 
 @fails_open("recording a request", None)
-def _start(recorder: Recorder, request: Any) -> Exchange:
+def _start(recorder: Recorder, request: Any, goes_out: GoesOut | None) -> Exchange:
     """Begin the exchange."""
-    exchange = _made(recorder, request)
+    exchange = _made(recorder, request, goes_out)
     body = _known_body(request)
     if body is not None:
         exchange.begin(body)
@@ -163,9 +171,9 @@ def _start(recorder: Recorder, request: Any) -> Exchange:
 
 
 @afails_open("recording a request", None)
-async def _astart(recorder: Recorder, request: Any) -> Exchange:
+async def _astart(recorder: Recorder, request: Any, goes_out: GoesOut | None) -> Exchange:
     """As `_start`; a large body is recorded in a thread, and the request waits for that."""
-    exchange = _made(recorder, request)
+    exchange = _made(recorder, request, goes_out)
     body = _known_body(request)
     if body is not None and len(body) > LARGE:
         await in_thread(exchange, functools.partial(exchange.begin, body))
@@ -174,13 +182,13 @@ async def _astart(recorder: Recorder, request: Any) -> Exchange:
     return exchange
 
 
-def _made(recorder: Recorder, request: Any) -> Exchange:
+def _made(recorder: Recorder, request: Any, goes_out: GoesOut | None) -> Exchange:
     head = _head(request)
     exchange = exchange_of(recorder, head)
     if _known_body(request) is None:
         request.stream = _tee_request(request, exchange)
     exchange.decoder = _decoder(sys.modules.get(head.module))
-    exchange.place(tracing.current_ids(), tracing.http_span_id())
+    exchange.place(tracing.current_ids(), tracing.http_span_id(), goes_out)
     return exchange
 
 
@@ -436,12 +444,16 @@ async def _aread_body(request: Any) -> Body:
 
 
 def _serve(replay: replaying.Active, request: Any, body: Body, *, asynchronous: bool) -> Any:
-    """The recorded answer as a response of the client's own type; None for one that has to be cancelled.
+    """The recorded answer as a response of the client's own type; None for one that has to be cancelled; GoesOut.
 
     Raises a ReplayError where there is none, and the error of the program's own request body, which was recorded as a
     failed call.
     """
     answer = served_answer(replay, _head(request), body)
+    if isinstance(answer, GoesOut):
+        if _known_body(request) is None:  # it was read to be matched, and a stream is read once
+            request.stream = _module_of(request).ByteStream(body.data)
+        return answer
     if answer.cancelled and answer.status is None and asynchronous:
         return None
     return _response(replay, _module_of(request), request, answer, asynchronous)
@@ -575,7 +587,8 @@ def _is_patched(module: ModuleType, kind: type) -> bool:
     for name, method in (("HTTPTransport", "handle_request"), ("AsyncHTTPTransport", "handle_async_request")):
         base = getattr(module, name)
         if issubclass(kind, base):
-            return inspect.getattr_static(kind, method, None) is vars(base).get(method) and _patches.has(base, method)
+            held = next((vars(one)[method] for one in kind.__mro__ if method in vars(one)), None)
+            return held is vars(base).get(method) and _patches.has(base, method)
     return False
 
 

@@ -15,15 +15,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
 import orjson
 
+from sftrace_otel import recorder as recording
 from sftrace_otel.core.mapping import dialects, parts
 from sftrace_otel.core.mapping.wire import Endpoint
+from sftrace_otel.core.prepare import Prepared
+from sftrace_otel.core.redact import Vouched
 from sftrace_otel.errors import ReplayError
 from sftrace_otel.instrumentation import replaying, tracing
-from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header
-from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.instrumentation.exchange import Head, Pairs, body_value, header, vouched_for
+from sftrace_otel.instrumentation.outcomes import Answer, GoesOut, answers_of
 from sftrace_otel.recorder import Call, Recorder, Scope
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ class LlmCall:
         self.scope = scope
         self.lineage = scope.place() if lineage is None else lineage
         self.call: Call | None = None
+        self.vouched: Vouched | None = None
+        """What the policy says of the body of the attempt under way (`RedactionPolicy.vouched`)."""
+        self._answer: tuple[bytes, object, Prepared] | None = None
         self._begun = False
         self._streams = False
         self._returned = False
@@ -70,16 +75,18 @@ class LlmCall:
         """An attempt is about to be sent; the first begins the call with its body. Gives the call."""
         self._last = None
         self._redirected = False
+        self.vouched = None
         self.attempts += 1
         if not self._begun:
             self._begun = True
             request = body_value(body, head.media() or "application/json", self.recorder.policy)
-            self._begin(dialects.ask(self.endpoint, head.url, request))
+            self._begin(dialects.ask(self.endpoint, head.url, request), body)
         return self.call
 
-    def _begin(self, asked: dialects.Inference) -> None:
+    def _begin(self, asked: dialects.Inference, body: bytes | None) -> None:
         self._streams = bool(asked.framing)
         prepared = self.recorder.prepare(asked.payload)
+        self.vouched = vouched_for(self.recorder, prepared, b"request", body or b"", [])
         ids = tracing.ids_of(self.span)
         self.call = self.recorder.begin(
             "llm",
@@ -115,16 +122,30 @@ class LlmCall:
         answered = self.call.run.answered
         for call_id, name, content in dialects.tool_answers(self.endpoint.method, request):
             if not answered.known(call_id):
-                answered.answer(call_id, name, self._content_digest(content))
+                digests = [self.recorder.prepare(value).digest for value in dialects.results_of(content)]
+                answered.answer(call_id, name, digests)
 
-    def _content_digest(self, content: object) -> str:
-        """The digest that a tool event's output would have had, whether the program sent it as text or as JSON text."""
-        if isinstance(content, str):
-            try:
-                content = msgspec.json.decode(content)
-            except (msgspec.MsgspecError, RecursionError):
-                pass
-        return self.recorder.prepare(content).digest
+    def read(self, body: bytes, media: str) -> Vouched | None:
+        """Read the answer of an attempt, and give what the policy says of it (`RedactionPolicy.vouched`).
+
+        That of a stream is put together: of its own bytes nothing is known by that.
+        """
+        self._answer = None
+        try:
+            framed, output, prepared = self._read(body, media)
+            self._answer = (body, output, prepared)
+            return None if framed else vouched_for(self.recorder, prepared, None, body, [])
+        except Exception:  # it is read again when the call ends, which says so
+            return None
+
+    def _read(self, body: bytes, media: str) -> tuple[bool, object, Prepared]:
+        """Whether `body` is a stream, its value or what it amounts to, and that prepared."""
+        framing = dialects.framing_of(self.endpoint, media, body)
+        if framing:
+            output = dialects.assemble(self.endpoint, body, framing)
+        else:
+            output = body_value(body, media, self.recorder.policy)
+        return bool(framing), output, self.recorder.prepare(output)
 
     def exchange_done(
         self,
@@ -177,15 +198,15 @@ class LlmCall:
             self._finish_span(raised or error)
 
     def _end_call(self, status: int | None, headers: Pairs, body: bytes, end: str, error: BaseException | None) -> None:
-        media = header(headers, "content-type")
-        framing = dialects.framing_of(self.endpoint, media, body)
-        output = (
-            dialects.assemble(self.endpoint, body, framing)
-            if framing
-            else body_value(body, media, self.recorder.policy)
-        )
+        known, self._answer = self._answer, None
+        if known is not None and known[0] is body:
+            _, output, prepared = known
+        else:
+            _, output, prepared = self._read(body, header(headers, "content-type"))
         answered = dialects.answered(self.endpoint, output)
-        prepared = self.recorder.prepare(output)
+        for call_id, name in dialects.tool_calls(self.endpoint.method, output):
+            if self.call is not None:
+                self.call.run.answered.called(call_id, name)
         described = self.recorder.describe_error(error) if error is not None else self._said(answered, status)
         digest = self.recorder.end(
             self.call,
@@ -199,9 +220,9 @@ class LlmCall:
             extra=self._extra,
         )
         if self.span.is_recording():
-            self.span.set_attributes(answered.attributes)
             if digest is not None:
-                self.span.set_attribute("sftrace.output_hash", digest)
+                answered.attributes["sftrace.output_hash"] = digest
+            self.span.set_attributes(answered.attributes)
             if self.recorder.settings.content == "span":
                 self._show(parts.response_content(prepared.value))
         self._finish_span(error if error is not None or described is None else described["type"])
@@ -240,24 +261,31 @@ class ServedLlmCall:
         self._answers: list[Answer] | None = None
         self._next = 0
         self._redirected = False
+        self._scope = scope
+        self._goes_out = False
+        self.recording: LlmCall | None = None
+        """The recording of a call that goes out, where the replay is recorded."""
 
     def owns(self, head: Head) -> bool:
         """As `LlmCall.owns`."""
         return self._redirected or is_own(head, self.endpoint, self._host)
 
-    def serve(self, head: Head, body: bytes | None) -> Answer:
-        """The answer of the next attempt. Raises ReplayStop with the error of the session."""
+    def serve(self, head: Head, body: bytes | None) -> Answer | GoesOut:
+        """The answer of the next attempt, or that it goes out. Raises ReplayStop with the error of the session."""
         try:
-            if self._answers is None:
+            if self._answers is None and not self._goes_out:
                 self._answers = self._match(head, body)
         except ReplayError as error:
             raise replaying.ReplayStop(error) from None
+        if self._answers is None:
+            return GoesOut(self.lineage)
         answer = self._answers[min(self._next, len(self._answers) - 1)]
         self._next += 1
         self._redirected = answer.status is not None and 300 <= answer.status < 400
         return answer
 
-    def _match(self, head: Head, body: bytes | None) -> list[Answer]:
+    def _match(self, head: Head, body: bytes | None) -> list[Answer] | None:
+        """The answers of its attempts; None where it goes out."""
         request = body_value(body, head.media() or "application/json", self.active.policy)
         asked = dialects.ask(self.endpoint, head.url, request)
         prepared = self.active.prepare(asked.payload)
@@ -270,15 +298,29 @@ class ServedLlmCall:
             model=asked.model,
             method=self.endpoint.method,
         )
-        assert decision.call is not None
         if self.span.is_recording():
             self.span.set_attributes(replaying.marks(decision))
+        if decision.action == "live":
+            self._goes_out = True
+            recorder = recording._active
+            if recorder is not None:
+                self.recording = LlmCall(
+                    recorder, self.endpoint, self.provider, self._host, self.span, self._scope, self.lineage
+                )
+            return None
+        assert decision.call is not None
+        if self.span.is_recording():
             self.span.set_attributes(dialects.answered(self.endpoint, decision.call.outcome.output).attributes)
         return answers_of(decision.call, framing=asked.framing, blob=self.active.blob)
 
     def ended(self, error: BaseException | None) -> None:
         """The SDK returned or raised."""
-        tracing.end_span(self.span, error)
+        if self.recording is None:
+            tracing.end_span(self.span, error)
+        elif error is None:
+            self.recording.returned()
+        else:
+            self.recording.raised(error)
 
 
 def is_own(head: Head, endpoint: Endpoint, host: str) -> bool:

@@ -232,7 +232,13 @@ class _Served(Served):
         self.thrown = []
         lineage = current_scope().place()
         decision = replay.decide("tool", asked.name, replay.prepare(asked.input), lineage=lineage)
-        assert decision.call is not None
+        if decision.action != "serve" or decision.call is None:
+            error = ReplayPolicyError(
+                f"replay: {asked.name} was to go out, and the session that would send it is connected to nothing; MCP "
+                "requests are answered from the recording in every mode"
+            )
+            replay.session.latch(error)
+            raise error
         self.call = decision.call
         attributes = {**asked.attributes, **replaying.marks(decision)}
         self.span = tracing.start_span(_SCOPE, asked.span_name, tracing.CLIENT, attributes)

@@ -8,7 +8,7 @@ attribute at a time costs four times as much, and a processor knows at once whos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.instrumentation import tracing
@@ -18,7 +18,15 @@ from sftrace_otel.recorder import Call, Recorder, current_scope, enter, inner, l
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanKind
 
-__all__ = ["OpenCall"]
+__all__ = ["OpenCall", "Replayed"]
+
+
+class Replayed(NamedTuple):
+    """What a replay has found out about a call that runs: its place, its span's marks, whether it was let out."""
+
+    lineage: str | None
+    marks: Mapping[str, Any]
+    live: bool
 
 
 class OpenCall:
@@ -40,11 +48,12 @@ class OpenCall:
         policy: str,
         provider: str | None = None,
         model: str | None = None,
+        replayed: Replayed | None = None,
     ) -> None:
         self.recorder = recorder
         self.call: Call | None = None
         outer = current_scope()
-        lineage = outer.place()
+        lineage = outer.place() if replayed is None else replayed.lineage
         around = tracing.current_ids()
         run = recorder.run_for(outer, around[1])
         event_id = run.new_id()
@@ -55,6 +64,8 @@ class OpenCall:
             "sftrace.input_hash": prepared.digest,
         }
         named = run.named
+        if replayed is not None:
+            marks.update(replayed.marks)
         if not around[1] and named:
             marks["sftrace.bundle"] = run.name
         self.span = tracing.start_span(tracer, span_name, span_kind, marks)
@@ -76,11 +87,12 @@ class OpenCall:
             recorder.refer(ids[1], self.call)
             if not named:
                 tracing.name_root(self.span, run.name)
-        self.scope = inner(self.call, lineage, outer)
+        self.scope = inner(self.call, lineage, outer, live=replayed is not None and replayed.live)
 
     @fails_open("entering a call", None)
     def enter(self) -> tuple[Any, Any] | None:
         """Make the call's span and scope current; give the result to `leave` in the same function."""
+        self.scope.claim()
         return enter(self.scope), tracing.attached(self.span)
 
     @staticmethod

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sftrace_otel.core.mapping import dialects, wire
 from sftrace_otel.core.prepare import restore
@@ -23,7 +23,7 @@ from sftrace_otel.instrumentation.exchange import described_encoding
 if TYPE_CHECKING:
     from sftrace_otel.core.plan import RecordedCall
 
-__all__ = ["Answer", "answers_of", "give_back"]
+__all__ = ["Answer", "GoesOut", "answers_of", "give_back"]
 
 
 def give_back(call: RecordedCall) -> object:
@@ -74,6 +74,12 @@ class Answer:
         self.reason = reason
         self.version = version
         self.exception = exception
+
+
+class GoesOut(NamedTuple):
+    """In place of an answer: the exchange is made, since the replay lets the call out; and its place."""
+
+    lineage: str | None
 
 
 _STATUS = {
@@ -187,7 +193,7 @@ def _is_part(output: object) -> bool:
 
 def _error_answer(call: RecordedCall) -> Answer:
     outcome = call.outcome
-    kind = outcome.error_type or "InternalServerError"
+    module, _, kind = (outcome.error_type or "InternalServerError").rpartition(".")
     message = outcome.error_message or kind
     transport = _TRANSPORT.get(kind)
     if transport is not None or (kind not in _STATUS and call.kind == "http"):
@@ -196,7 +202,11 @@ def _error_answer(call: RecordedCall) -> Answer:
             None,
             (),
             [],
-            exception={"module": recorded.get("module"), "qualname": transport or kind, "message": message},
+            exception={
+                "module": recorded.get("module") or module or None,
+                "qualname": transport or kind,
+                "message": message,
+            },
         )
     status = int(kind) if kind.isdecimal() and 400 <= int(kind) < 600 else _STATUS.get(kind, 500)
     told = outcome.output if wire.failure_of(outcome.output) else None

@@ -10,22 +10,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
 
 from sftrace_otel import recorder
 from sftrace_otel.core.mapping import dialects
+from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.session import Decision, LiveCall, Session
 from sftrace_otel.errors import ReplayError, ReplayExhaustedError
 from sftrace_otel.instrumentation import guard
 
 if TYPE_CHECKING:
+    from sftrace_otel.core.plan import RecordedCall
     from sftrace_otel.core.redact import RedactionPolicy
 
-__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_sdk", "read_beyond"]
+__all__ = ["Active", "ReplayStop", "activate", "active", "deactivate", "in_block", "in_sdk", "read_beyond"]
 
 in_sdk: ContextVar[bool] = ContextVar("sftrace_in_sdk", default=False)
 """Whether an SDK that may catch a replay error and try again is around: then `ReplayStop` carries it through."""
+
+
+in_block: ContextVar[bool] = ContextVar("sftrace_replayed_block", default=False)
+"""Whether a `record()` block of the program is around, which is inert under replay."""
 
 
 class ReplayStop(BaseException):
@@ -43,8 +51,14 @@ class Active:
         self.session = session
         self.policy = policy
         self.blob = blob
+        self.keep: Callable[[Prepared, LiveCall, Decision], None] | None = None
+        """Told of each served call: records it where the replay is recorded."""
+        self.lets_go = False
+        """Whether a call that its end overtakes is made; else it is served or stopped as before."""
         self.output: Prepared | None = None
         self.failure: BaseException | None = None
+        self.made: list[RecordedCall | LiveCall] = []
+        """What the program called so far, in order: the recorded calls that answered, and calls that have none."""
         self._holds_bare: bool | None = None
 
     @property
@@ -73,8 +87,13 @@ class Active:
         model: str | None = None,
         method: str | None = None,
         otherwise: LiveCall | None = None,
+        approve: Callable[[RecordedCall], bool] | None = None,
+        runs: bool = False,
     ) -> Decision:
-        """Ask the session. Raises a ReplayError, latched, for a call that the recording has in neither form."""
+        """Ask the session; `runs` as `Session.decide`.
+
+        Raises a ReplayError, latched, for a call that the recording has in neither form.
+        """
         live = LiveCall(
             kind=kind,
             name=name,
@@ -85,7 +104,36 @@ class Active:
             lineage=lineage,
             digest=prepared.digest,
         )
-        return self.session.decide(live, otherwise)
+        if self.lets_go and self is not _active:  # ended meanwhile: the program goes on without it
+            return _GONE
+        decision = self.session.decide(live, otherwise, approve, runs=runs)
+        self.made.append(decision.call or live)
+        if decision.action == "serve":
+            _mark_around(decision)
+            if self.keep is not None:
+                self.keep(prepared, live, decision)
+        return decision
+
+
+_GONE: Final = Decision("live", None, None)
+"""For a call that the end of the replay overtook: the program goes on as it does without one."""
+
+_ABOUT_A_CALL: Final = frozenset({"gen_ai.operation.name", "http.request.method", "http.method"})
+_NO_CALLS: Final = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
+
+
+def _mark_around(decision: Decision) -> None:
+    """Mark the span of another instrumentation that is around a served call: nothing was executed there either."""
+    try:
+        span = trace.get_current_span()
+        attributes = getattr(span, "attributes", None)
+        if not attributes or not span.is_recording() or _ABOUT_A_CALL.isdisjoint(attributes):
+            return
+        of_server = getattr(span, "kind", None) is trace.SpanKind.SERVER
+        if not of_server and attributes.get("gen_ai.operation.name") not in _NO_CALLS:
+            span.set_attributes(marks(decision))
+    except Exception as error:
+        recorder.fault("marking a span", error)
 
 
 _active: Active | None = None
@@ -104,20 +152,23 @@ def activate(
     *,
     guard_process: bool = False,
     allow: Sequence[str] = (),
+    applies: Callable[[str, int], bool] | None = None,
 ) -> Active:
     """Answer every boundary from `session` from now on.
 
     `blob` reads a body by its reference. `guard_process` stops connections outside the boundaries, but for `allow`
-    (`host:port`). Raises RuntimeError if a replay is active already.
+    (`host:port`) and for those to which `applies(host, port)` says no: then the program is to live on after the
+    replay, and calls that its end overtakes are made. Raises RuntimeError if a replay is active already.
     """
     global _active
     with _lock:
         if _active is not None:
             raise RuntimeError("a replay is active in this process already; end it first")
         _active = Active(session, policy, blob)
+        _active.lets_go = applies is not None
     recorder.restart_lineage()
     if guard_process:
-        guard.stop_connections(session, allow)
+        guard.stop_connections(session, allow, applies)
     return _active
 
 
@@ -141,12 +192,14 @@ def read_beyond(name: str) -> ReplayExhaustedError:
 
 
 def marks(decision: Decision) -> dict[str, Any]:
-    """Span attributes of a served call: a replay never reports an effect as newly executed."""
-    found: dict[str, Any] = {
-        "sftrace.replay.active": True,
-        "sftrace.replay.served": True,
-        "sftrace.replay.rung": decision.rung,
-    }
+    """Span attributes of a call under replay: a replay never reports an effect as newly executed."""
+    if decision is _GONE:
+        return {}
+    found: dict[str, Any] = {"sftrace.replay.active": True, "sftrace.replay.served": decision.action == "serve"}
+    if decision.action != "serve":
+        found[f"sftrace.replay.{decision.action}"] = True
+    if decision.rung is not None:
+        found["sftrace.replay.rung"] = decision.rung
     if decision.call is not None:
         found["sftrace.replay.event.id"] = decision.call.request_id
     return found

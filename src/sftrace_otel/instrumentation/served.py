@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sftrace_otel.core.prepare import restore
 from sftrace_otel.errors import ReplayError, ReplayExhaustedError
 from sftrace_otel.instrumentation import replaying, tracing
+from sftrace_otel.instrumentation.asked import identified
 from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.outcomes import give_back
 from sftrace_otel.recorder import current_scope
@@ -32,22 +33,28 @@ SCOPE = "sftrace_otel.tools"
 
 
 class Served:
-    """The recorded call that answers a live one. Making it raises a ReplayError where the recording has none."""
+    """The recorded call that answers a live one. Making it raises a ReplayError where the recording has none.
 
-    __slots__ = ("call", "replay", "span", "thrown")
+    `runs`: it is not served, the tool runs.
+    """
+
+    __slots__ = ("call", "decision", "lineage", "replay", "runs", "span", "thrown")
 
     def __init__(self, replay: replaying.Active, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.replay = replay
         lineage = current_scope().place()
-        try:
-            prepared = replay.prepare(tool.arguments(args, kwargs), tool.serializer)
-        except BaseException as error:
-            prepared = replay.prepare(unreadable(error))
-        decision = replay.decide("tool", tool.name, prepared, lineage=lineage)
+        prepared = tool.prepared(replay.prepare, args, kwargs)
+        self.lineage = lineage
+        self.decision = decision = replay.decide(
+            "tool", tool.name, prepared, lineage=lineage, approve=tool.approve, runs=True
+        )
+        self.runs = decision.action != "serve"
+        if self.runs:
+            return
         assert decision.call is not None
         self.call = decision.call
         self.thrown: list[BaseException] = []
-        attributes = {**tool.attributes, **replaying.marks(decision)}
+        attributes = {**identified(tool.attributes), **replaying.marks(decision)}
         self.span = tracing.start_span(SCOPE, tool.span_name, tracing.INTERNAL, attributes)
 
     def answer(self) -> object:

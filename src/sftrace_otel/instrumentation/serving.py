@@ -22,7 +22,7 @@ from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.exchange import Exchange, Head, call_name, current_llm, request_payload
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.instrumentation.llm import LlmCall, ServedLlmCall
-from sftrace_otel.instrumentation.outcomes import Answer, answers_of
+from sftrace_otel.instrumentation.outcomes import Answer, GoesOut, answers_of
 from sftrace_otel.recorder import Recorder, current_scope
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def sends_unseen(host: str, port: int | None) -> bool:
 def exchange_of(recorder: Recorder, head: Head) -> Exchange:
     """The exchange of a request: an attempt of the SDK's LLM call that is under way here, or a call of its own."""
     llm = current_llm.get()
+    if isinstance(llm, ServedLlmCall):
+        llm = llm.recording
     return Exchange(recorder, head, llm if isinstance(llm, LlmCall) and llm.owns(head) else None, bare.begun)
 
 
@@ -120,15 +122,18 @@ class Body:
         self.error = error
 
 
-def served_answer(replay: replaying.Active, head: Head, body: Body) -> Answer:
-    """The recorded answer to a request.
+def served_answer(replay: replaying.Active, head: Head, body: Body) -> Answer | GoesOut:
+    """The recorded answer to a request, or that the replay lets it out.
 
     Raises a ReplayError where there is none, and the error of the program's own request body, which was recorded as a
     failed call.
     """
     llm = current_llm.get()
+    answer: Answer | GoesOut
     if isinstance(llm, ServedLlmCall) and llm.owns(head):
         answer = llm.serve(head, body.data)
+    elif current_scope().live:
+        answer = GoesOut(current_scope().place())
     else:
         try:
             answer = bare.answer(replay, head, body.data) or _http_answer(replay, head, body.data)
@@ -141,10 +146,12 @@ def served_answer(replay: replaying.Active, head: Head, body: Body) -> Answer:
     return answer
 
 
-def _http_answer(replay: replaying.Active, head: Head, body: bytes) -> Answer:
+def _http_answer(replay: replaying.Active, head: Head, body: bytes) -> Answer | GoesOut:
     lineage = current_scope().place()
     prepared = replay.prepare(request_payload(head, body, replay.policy))
     decision = replay.decide("http", call_name(head, replay.policy), prepared, lineage=lineage)
+    if decision.action == "live":
+        return GoesOut(lineage)
     assert decision.call is not None
     return answers_of(decision.call, framing="", blob=replay.blob)[0]
 

@@ -18,7 +18,7 @@ from sftrace_otel.version import __version__
 
 __all__ = [
     "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "exporting", "http_span_id", "is_current",
-    "name_root", "start_span", "suppressed", "traceparent_ids",
+    "name_root", "provider", "span_here", "start_span", "suppress", "suppressed", "traceparent", "traceparent_ids",
 ]  # fmt: skip
 
 CLIENT = SpanKind.CLIENT
@@ -38,6 +38,11 @@ def _tracer(scope: str) -> trace.Tracer:
     return known[1]
 
 
+def provider() -> object:
+    """The tracer provider of the program."""
+    return trace.get_tracer_provider()
+
+
 def start_span(scope: str, name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Span:
     """Start a span under the current one; not made current."""
     return _tracer(scope).start_span(name, kind=kind, attributes=attributes)
@@ -53,6 +58,14 @@ def attached(span: Span) -> object:
 def is_current(span: Span) -> bool:
     """Whether `span` is the current one: in another context than it was attached in, it is not ours to detach."""
     return trace.get_current_span() is span
+
+
+def span_here() -> Span | None:
+    """The current span, None without one."""
+    if not otel_context.get_current():
+        return None
+    span = trace.get_current_span()
+    return span if span.get_span_context().is_valid else None
 
 
 def detach(token: object) -> None:
@@ -101,6 +114,18 @@ def http_span_id() -> int:
     return 0
 
 
+def traceparent(value: str) -> tuple[int, int] | None:
+    """(trace id, span id) of a W3C traceparent header; None where it is none."""
+    parts = value.strip().split("-")
+    if len(parts) < 4 or [len(part) for part in parts[:3]] != [2, 32, 16] or parts[0] == "ff":
+        return None
+    try:
+        ids = int(parts[1], 16), int(parts[2], 16)
+    except ValueError:
+        return None
+    return ids if all(ids) else None
+
+
 def traceparent_ids(value: str) -> int:
     """The span id in a W3C traceparent header, 0 where there is none."""
     parts = value.split("-")
@@ -119,6 +144,7 @@ _SUPPRESSING = (
     getattr(otel_context, "_SUPPRESS_HTTP_INSTRUMENTATION_KEY", "suppress_instrumentation"),
 )
 """Context keys by which exporters keep their own requests out; the API's are made with a UUID at import."""
+_SUPPRESSING_KEYS = frozenset(_SUPPRESSING)
 
 
 def exporting() -> bool:
@@ -127,7 +153,14 @@ def exporting() -> bool:
     return bool(here) and any(here.get(key) for key in _EXPORTING)
 
 
+def suppress() -> object:
+    """From now on what is sent here is telemetry, and no instrumentation's business; give the result to `detach`."""
+    return otel_context.attach(otel_context.set_value(_EXPORTING[1], True))
+
+
 def suppressed() -> bool:
     """True where OpenTelemetry's own work (an exporter's request) is under way."""
     here = otel_context.get_current()
-    return bool(here) and any(here.get(key) for key in _SUPPRESSING)
+    if not here or _SUPPRESSING_KEYS.isdisjoint(here):
+        return False
+    return any(here.get(key) for key in _SUPPRESSING)

@@ -29,6 +29,7 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import guard, replaying, tracing
 from sftrace_otel.instrumentation.exchange import Exchange, Head, Pairs, call_name, unpacked
 from sftrace_otel.instrumentation.failopen import fails_open
+from sftrace_otel.instrumentation.outcomes import GoesOut
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.instrumentation.serving import (
     Body,
@@ -61,16 +62,34 @@ def _make_request(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...],
     named = (args, kwargs) if len(args) <= 3 else _by_name(wrapped, args, kwargs)
     if named is None:
         return wrapped(*args, **kwargs)
-    if replay is not None:
-        return _serve(replay, _Request(pool, *named))
-    assert recorder is not None
-    return _record(recorder, wrapped, pool, *named)
+    if replay is None:
+        assert recorder is not None
+        return _record(recorder, wrapped, pool, *named)
+    request = _Request(pool, *named)
+    body = _read_body(request.body)
+    served = _serve(replay, request, body)
+    if type(served) is not GoesOut:
+        return served
+    if request.body is not None and _known_body(request.body) is None:  # it was read to be matched
+        named = (named[0], {**named[1], "body": body.data})
+    if recorder is not None:
+        return _record(recorder, wrapped, pool, *named, goes_out=served)
+    token = go_inside()
+    try:
+        return wrapped(*named[0], **named[1])
+    finally:
+        come_out(token)
 
 
 def _record(
-    recorder: Recorder, wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recorder: Recorder,
+    wrapped: Callable[..., Any],
+    pool: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    goes_out: GoesOut | None = None,
 ) -> Any:
-    watch = _watched(recorder, pool, args, kwargs)
+    watch = _watched(recorder, pool, args, kwargs, goes_out)
     if watch is None:
         return wrapped(*args, **kwargs)
     if "body" in kwargs:
@@ -231,18 +250,20 @@ def _is_1() -> bool:
 
 
 @fails_open("recording a request", None)
-def _watched(recorder: Recorder, pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Watch:
+def _watched(
+    recorder: Recorder, pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any], goes_out: GoesOut | None
+) -> _Watch:
     """Begin the exchange of a request and watch for its answer."""
     request = _Request(pool, args, kwargs)
-    exchange = _start(recorder, request)
+    exchange = _start(recorder, request, goes_out)
     return _Watch(exchange, request.conn, _watched_body(request.body, exchange))
 
 
-def _start(recorder: Recorder, request: _Request) -> Exchange:
+def _start(recorder: Recorder, request: _Request, goes_out: GoesOut | None = None) -> Exchange:
     """Begin the exchange."""
     exchange = exchange_of(recorder, request.head())
     exchange.decoder = _decode
-    exchange.place(tracing.current_ids(), tracing.http_span_id())
+    exchange.place(tracing.current_ids(), tracing.http_span_id(), goes_out)
     body = _known_body(request.body)
     if body is not None:
         exchange.begin(body)
@@ -543,10 +564,12 @@ def _decode(encoding: str, parts: list[bytes]) -> list[bytes] | None:
 # --- replaying --------------------------------------------------------------------------------------------------------
 
 
-def _serve(replay: replaying.Active, request: _Request) -> Any:
-    """The recorded answer, as `_make_request` would have given it. Raises a ReplayError where there is none."""
+def _serve(replay: replaying.Active, request: _Request, body: Body) -> Any:
+    """The recorded answer, as `_make_request` would have given it, or GoesOut. Raises a ReplayError for neither."""
     head = request.head()
-    answer = served_answer(replay, head, _read_body(request.body))
+    answer = served_answer(replay, head, body)
+    if isinstance(answer, GoesOut):
+        return answer
     if hasattr(request.pool, "num_requests"):
         request.pool.num_requests += 1
     if answer.status is None:

@@ -22,8 +22,13 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        LangchainInstrumentor,
         McpInstrumentor,
+        OpenAIAgentsInstrumentor,
         OpenAIInstrumentor,
+        PydanticAIInstrumentor,
+        ServersInstrumentor,
+        ToolRunnersInstrumentor,
         ToolsInstrumentor,
     )
     from sftrace_otel.otel.provider import attach, watch
@@ -33,6 +38,11 @@ def instrument(tools: str | Sequence[str] | None = None) -> None:
         lambda: OpenAIInstrumentor().instrument(),
         lambda: AnthropicInstrumentor().instrument(),
         lambda: McpInstrumentor().instrument(),
+        lambda: ServersInstrumentor().instrument(),
+        lambda: ToolRunnersInstrumentor().instrument(),
+        lambda: OpenAIAgentsInstrumentor().instrument(),
+        lambda: LangchainInstrumentor().instrument(),
+        lambda: PydanticAIInstrumentor().instrument(),
         lambda: ToolsInstrumentor().instrument(tools=tools),
         watch,
         attach,
@@ -44,14 +54,24 @@ def uninstrument() -> None:
     from sftrace_otel.otel.instrumentors import (
         AnthropicInstrumentor,
         HttpInstrumentor,
+        LangchainInstrumentor,
         McpInstrumentor,
+        OpenAIAgentsInstrumentor,
         OpenAIInstrumentor,
+        PydanticAIInstrumentor,
+        ServersInstrumentor,
+        ToolRunnersInstrumentor,
         ToolsInstrumentor,
     )
     from sftrace_otel.otel.provider import detach
 
     _each(
         lambda: ToolsInstrumentor().uninstrument(),
+        lambda: PydanticAIInstrumentor().uninstrument(),
+        lambda: LangchainInstrumentor().uninstrument(),
+        lambda: ServersInstrumentor().uninstrument(),
+        lambda: OpenAIAgentsInstrumentor().uninstrument(),
+        lambda: ToolRunnersInstrumentor().uninstrument(),
         lambda: McpInstrumentor().uninstrument(),
         lambda: AnthropicInstrumentor().uninstrument(),
         lambda: OpenAIInstrumentor().uninstrument(),

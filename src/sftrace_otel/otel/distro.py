@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from importlib.metadata import EntryPoint
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import wrapt
 from opentelemetry import trace
@@ -288,13 +288,29 @@ def _start_replay() -> None:
     Replay fails closed: what calls us swallows exceptions, and a program that ran on would make its calls for real.
     """
     if replaying.active() is not None:
+        _refuse_production()
         return
     try:
         settings = Settings.from_environ(os.environ)
         # By name: the replay stands above this room, and only a process that replays needs it.
         importlib.import_module("sftrace_otel.replay").activate_from_settings(settings)
     except BaseException as error:
-        why = str(error) if isinstance(error, SftraceError) else type(error).__name__
-        sys.stderr.write(f"sftrace: replay refused: {why}\n")
-        sys.stderr.flush()
-        os._exit(2)
+        _refused(error)
+
+
+def _refuse_production() -> None:
+    """End this process where the provider, which is there only now, is one of production and nobody forced the replay.
+
+    Detectors and configuration files name the environment too.
+    """
+    try:
+        importlib.import_module("sftrace_otel.replay").refuse_production_of(trace.get_tracer_provider())
+    except BaseException as error:
+        _refused(error)
+
+
+def _refused(error: BaseException) -> NoReturn:
+    why = str(error) if isinstance(error, SftraceError) else type(error).__name__
+    sys.stderr.write(f"sftrace: replay refused: {why}\n")
+    sys.stderr.flush()
+    os._exit(2)

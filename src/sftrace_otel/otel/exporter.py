@@ -16,10 +16,16 @@ from typing import Any
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.failopen import fails_open
 from sftrace_otel.otel.opening import Holder
 
 __all__ = ["SftraceExporter"]
+
+
+def is_replayed(span: ReadableSpan) -> bool:
+    """Whether a span is of a replay, under which nothing is recorded by way of spans."""
+    return replaying._active is not None or "sftrace.replay.active" in (span.attributes or ())
 
 
 class SftraceExporter(SpanExporter):
@@ -45,7 +51,7 @@ class SftraceExporter(SpanExporter):
         if not self.holder.open:
             self.refused += len(spans)
             return SpanExportResult.FAILURE
-        taken = [intake.ended(span) for span in spans]
+        taken = [intake.ended(span) for span in spans if not is_replayed(span)]
         return SpanExportResult.SUCCESS if all(taken) else SpanExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -14,10 +14,26 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 
-from sftrace_otel.instrumentation import HTTP, anthropic, boundaries, mcp, openai, tools
+from sftrace_otel.instrumentation import (
+    HTTP,
+    anthropic,
+    boundaries,
+    langchain,
+    mcp,
+    openai,
+    openai_agents,
+    pydantic_ai,
+    servers,
+    tool_runners,
+    tools,
+)
 from sftrace_otel.otel.opening import read_settings
 
-__all__ = ["AnthropicInstrumentor", "HttpInstrumentor", "McpInstrumentor", "OpenAIInstrumentor", "ToolsInstrumentor"]
+__all__ = [
+    "AnthropicInstrumentor", "HttpInstrumentor", "LangchainInstrumentor", "McpInstrumentor",
+    "OpenAIAgentsInstrumentor", "OpenAIInstrumentor", "PydanticAIInstrumentor", "ServersInstrumentor",
+    "ToolRunnersInstrumentor", "ToolsInstrumentor",
+]  # fmt: skip
 
 
 class _Boundary(BaseInstrumentor):  # type: ignore[misc]
@@ -76,6 +92,56 @@ class McpInstrumentor(_Boundary):
 
     def _uninstrument(self, **kwargs: Any) -> None:
         mcp.uninstall()
+
+
+class ServersInstrumentor(_Boundary):
+    """Requests of uvicorn and gunicorn, and celery's tasks, as runs."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        servers.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        servers.uninstall()
+
+
+class ToolRunnersInstrumentor(_Boundary):
+    """The tools that the tool runners of the anthropic and openai SDKs call."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        tool_runners.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        tool_runners.uninstall()
+
+
+class OpenAIAgentsInstrumentor(_Boundary):
+    """Tools and handoffs of openai-agents."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        openai_agents.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        openai_agents.uninstall()
+
+
+class LangchainInstrumentor(_Boundary):
+    """The tools of langchain-core, which langgraph calls too."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        langchain.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        langchain.uninstall()
+
+
+class PydanticAIInstrumentor(_Boundary):
+    """The toolsets of pydantic-ai."""
+
+    def _instrument(self, **kwargs: Any) -> None:
+        pydantic_ai.install()
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        pydantic_ai.uninstall()
 
 
 class ToolsInstrumentor(_Boundary):

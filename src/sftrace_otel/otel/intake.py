@@ -84,6 +84,7 @@ class SpanIntake:
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._open: dict[int, _Open] = {}
+        self._live: dict[int, _Open] = {}  # of these, those that refer to a call of ours or may come to
         self._past: OrderedDict[str, Past] = OrderedDict()  # a plain one is slow to give its oldest entry
         self._calls: dict[str, Call] = {}
         self._own: deque[tuple[int, Call, int]] = deque(maxlen=_REMEMBERED)
@@ -112,10 +113,12 @@ class SpanIntake:
             above = parent.span_id if parent is not None and not parent.is_remote else None
             attributes = span.attributes or {}
             if "sftrace.event.id" in attributes and not self._by_trace:  # a boundary of ours knows its run
-                self._open[context.span_id] = _Open(above or 0, above is None, attributes)
+                self._open[context.span_id] = here = _Open(above or 0, above is None, attributes)
+                self._live[context.span_id] = here
                 return
+            remote = (parent.trace_id, parent.span_id) if parent is not None and parent.is_remote else None
             bundle = self._begin(
-                context.span_id, context.trace_id, above, _KIND_NAMES[span.kind], span.name, attributes
+                context.span_id, context.trace_id, above, _KIND_NAMES[span.kind], span.name, attributes, remote
             )
             if bundle is not None:
                 span.set_attribute("sftrace.bundle", bundle)
@@ -164,6 +167,7 @@ class SpanIntake:
             return False
         parent = span.parent
         self._open.pop(span_id, None)
+        self._live.pop(span_id, None)
         self._own.append((span_id, call, parent.span_id if parent is not None else 0))
         return True
 
@@ -210,40 +214,61 @@ class SpanIntake:
     # -- one span
 
     def _begin(
-        self, span_id: int, trace_id: int, above: int | None, kind: str, name: str, attributes: Mapping[str, Any]
+        self,
+        span_id: int,
+        trace_id: int,
+        above: int | None,
+        kind: str,
+        name: str,
+        attributes: Mapping[str, Any],
+        remote: tuple[int, int] | None = None,
+        *,
+        ended: bool = False,
     ) -> str | None:
+        """A span begins; one that has `ended` gets no more attributes."""
         operation = attributes.get("gen_ai.operation.name")
         if operation is None and name.startswith("invoke_agent"):
             operation = "invoke_agent"
         with self._lock:
-            self._open[span_id] = _Open(above or 0, above is None, attributes)
+            self._open[span_id] = here = _Open(above or 0, above is None, attributes)
+            if not ended or "sftrace.event.id" in attributes:
+                self._live[span_id] = here
             if len(self._open) > _UNENDED:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
+                self._live.pop(oldest, None)
                 self._below.pop(oldest, None)
-        return self.recorder.span_started(span_id, trace_id, above, kind, operation)
+        return self.recorder.span_started(
+            span_id, trace_id, above, kind, operation, remote=remote, agent=_agent(attributes)
+        )
 
     def _end(self, record: SpanRecord) -> None:
         span_id = int(record.span_id, 16)
         with self._lock:
             here = self._open.pop(span_id, None)
+            self._live.pop(span_id, None)
         root = here is not None and here.root
+        run = own = self.recorder.span_run(span_id) or self.recorder.process_run()
         try:
-            run = self._usable(self.recorder.span_run(span_id))
             recorded = self.recorder.span_reference(span_id, record.scope_name or "") or is_reference(record)
             call = map_content(record, partial(self.recorder.fault, "reading a span", run=run))
             if call is not None and self._told_already(record, call):
                 call = None
+            if call is not None:
+                run = self.recorder.going_on(run)
+            self._tell_of_agent(record.attributes, run)
             self._remember(record, call, recorded, run)
             self._sort(_Ended(record, call, run), span_id, here, recorded)
         finally:
             self.recorder.span_closed(span_id, root=root, error=self._failure(record) if root else None)
-        if run.closed:
-            self._resources.pop(run.id, None)
-            self._early.pop(run.id, None)
+        if own.closed:
+            self._resources.pop(own.id, None)
+            self._early.pop(own.id, None)
 
-    def _usable(self, run: Run | None) -> Run:
-        return self.recorder.process_run() if run is None or run.closed else run
+    def _tell_of_agent(self, attributes: Mapping[str, Any], run: Run) -> None:
+        agent = _agent(attributes)
+        if agent is not None:
+            self.recorder.agent_seen(run, agent)
 
     def _sort(self, ended: _Ended, span_id: int, here: _Open | None, recorded: bool) -> None:
         parent = here.parent if here is not None else 0
@@ -294,7 +319,7 @@ class SpanIntake:
         with self._lock:
             still_open = [
                 format(span_id, "016x")
-                for span_id, here in list(self._open.items())
+                for span_id, here in list(self._live.items())
                 if here.attributes.get("gen_ai.request.model") == call.model and "sftrace.event.id" in here.attributes
             ]
             ended = [
@@ -311,7 +336,7 @@ class SpanIntake:
                 "sftrace.event.id" in here.attributes
                 and here.attributes.get("gen_ai.request.model") == call.model
                 and self._is_below(format(span_id, "016x"), record.span_id)
-                for span_id, here in list(self._open.items())
+                for span_id, here in list(self._live.items())
             )
 
     def _is_below(self, span_id: str | None, ancestor: str | None) -> bool:
@@ -373,7 +398,9 @@ class SpanIntake:
     def _begin_late(self, record: SpanRecord, here: AbstractSet[str]) -> None:
         span_id, parent = int(record.span_id, 16), record.parent_id
         above = int(parent, 16) if parent is not None and not record.parent_is_remote and parent in here else None
-        self._begin(span_id, int(record.trace_id, 16), above, record.kind, record.name, record.attributes)
+        trace_id = int(record.trace_id, 16)
+        remote = (trace_id, int(parent, 16)) if parent is not None and record.parent_is_remote else None
+        self._begin(span_id, trace_id, above, record.kind, record.name, record.attributes, remote, ended=True)
         run = self.recorder.span_run(span_id)
         if run is not None:
             _begin_earlier(run, record.start_ns)
@@ -381,7 +408,7 @@ class SpanIntake:
     # -- into the recorder
 
     def _emit(self, group: list[_Ended], below: Iterable[str] = ()) -> None:
-        runs = {item.record.span_id: self._usable(item.run) for item in group}
+        runs = {item.record.span_id: self.recorder.going_on(item.run) for item in group}
         records = {item.record.span_id: item.record for item in group}
         for chosen in select_calls([(item.record, item.call) for item in group], self._past, below):
             event = self._record(chosen, runs[chosen.record.span_id])
@@ -409,6 +436,9 @@ class SpanIntake:
 
     def _write(self, run: Run, record: SpanRecord, *, same_as: str | None = None) -> None:
         row = span_row(self.recorder, record, self._resources.setdefault(run.id, Resources()), same_as=same_as)
+        if run.closed or (run.linked and run.journal is None):
+            self.recorder.span_row(run, row)
+            return
         if run.journal is None and self.always_write:
             self._open_journal(run)
         if run.journal is None:
@@ -431,6 +461,15 @@ class SpanIntake:
             run.open()
         except OSError as error:
             self.recorder.fault("opening the bundle", error, run)
+
+
+def _agent(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | None] | None:
+    """Name, id and conversation id that an `invoke_agent` span tells of; None where it is none or tells nothing."""
+    if attributes.get("gen_ai.operation.name") != "invoke_agent":
+        return None
+    found = [attributes.get(f"gen_ai.{key}") for key in ("agent.name", "agent.id", "conversation.id")]
+    name, number, conversation = (text if isinstance(text, str) and text else None for text in found)
+    return (name, number, conversation) if name or number or conversation else None
 
 
 def _bare(call: MappedCall | None) -> MappedCall | None:

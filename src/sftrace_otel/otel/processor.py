@@ -13,8 +13,9 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
+from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.failopen import fails_open
-from sftrace_otel.otel.exporter import SftraceExporter
+from sftrace_otel.otel.exporter import SftraceExporter, is_replayed
 from sftrace_otel.otel.opening import Holder
 
 __all__ = ["SftraceSpanProcessor"]
@@ -39,13 +40,13 @@ class SftraceSpanProcessor(SpanProcessor):
     @fails_open("following a span", None, replay_too=True)
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Follow the span; a local root gets the attribute `sftrace.bundle`."""
-        if self.holder.open and self.holder.intake is not None:
+        if self.holder.open and self.holder.intake is not None and replaying._active is None:
             self.holder.intake.started(span)
 
     @fails_open("recording a span", None, replay_too=True)
     def on_end(self, span: ReadableSpan) -> None:
         """Record the span now."""
-        if self.holder.open and self.holder.intake is not None:
+        if self.holder.open and self.holder.intake is not None and not is_replayed(span):
             self.holder.intake.ended(span)
 
     @fails_open("closing the recording", None, replay_too=True)

@@ -86,7 +86,8 @@ def _attach(provider: Any) -> bool:
             return False
         _add(provider, processor)
         _attached.append((provider, processor))
-        processor.holder.intake.recorder.connections = guard.connections
+        recorder = processor.holder.intake.recorder
+        recorder.connections, recorder.commands = guard.connections, guard.commands
         guard.notice_connections()
     _see_all_spans(provider)
     return True

@@ -13,27 +13,30 @@ from pathlib import Path
 
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.recorder.exceptions import how_ended
+from sftrace_otel.recorder.keeper import Keeper
 from sftrace_otel.recorder.lineage import (
     UNPLACED,
+    Job,
     Scope,
     aside,
     current_scope,
     enter,
     entered,
+    forget_place,
     inner,
     leave,
     restart_lineage,
     spawn,
+    spawn_job,
 )
-from sftrace_otel.recorder.recorder import Recorder, absolute
+from sftrace_otel.recorder.recorder import PARENT, Recorder, absolute
 from sftrace_otel.recorder.run import Answered, Call, Run
 from sftrace_otel.settings import Settings
 
 __all__ = [
-    "UNPLACED", "Answered", "Call", "Recorder", "Run", "Scope", "acquire", "active", "aside", "close_all",
-    "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave", "load_policy", "release",
-    "restart_lineage",
-    "spawn",
+    "PARENT", "UNPLACED", "Answered", "Call", "Job", "Recorder", "Run", "Scope", "acquire", "active", "aside",
+    "close_all", "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave",
+    "load_policy", "release", "restart_lineage", "spawn", "spawn_job", "use",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")
@@ -84,6 +87,14 @@ def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Record
         return recorder
 
 
+def use(recorder: Recorder | None) -> Recorder | None:
+    """Let boundaries hand their calls to `recorder` from now on, which its maker closes; gives the one before."""
+    global _active
+    with _registry:
+        before, _active = _active, recorder
+        return before
+
+
 def release() -> None:
     """Close every recorder of this process and forget them (tests, and `uninstrument`)."""
     global _active
@@ -121,10 +132,15 @@ def _after_fork() -> None:
 
     Locks are made anew: another thread of the parent may have held them at the fork.
     """
-    global _registry
+    global _registry, _active
     _registry = threading.Lock()
-    for recorder in _recorders.values():
-        parent = recorder._process
+    here = current_scope()
+    recorders = list(_recorders.values())
+    if _active is not None and _active not in recorders:  # one of `use`: it is the parent's alone
+        recorders.append(_active)
+        _active = None
+    for recorder in recorders:
+        parent = recorder.known_run(here)
         recorder._lock = threading.RLock()
         for run in recorder._runs.values():
             run.lock = threading.RLock()
@@ -139,9 +155,17 @@ def _after_fork() -> None:
         recorder._recorded.clear()
         recorder._notices.clear()
         recorder._writing = threading.Lock()
+        recorder._over.clear()
+        recorder._traces.clear()
+        recorder._keeper = Keeper(recorder.sweep)
+        recorder._sweeping = threading.RLock()
         recorder._process = None
         if parent is not None:
-            recorder.settings = _with_parent(recorder.settings, parent.id)
+            recorder.settings = replace(recorder.settings, parent=parent.id)
+    forget_place()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:  # a process of multiprocessing has its own, and becomes the current one after this
+        process.current_process()._config.pop(PARENT, None)
     util = sys.modules.get("multiprocessing.util")
     if util is not None:  # its own fork forgets finalizers right after this, so ours is added once it has
         util.register_after_fork(close_all, lambda _: _close_with_worker())
@@ -151,13 +175,12 @@ def _close_with_worker() -> None:
     """In a worker of multiprocessing, which leaves by `os._exit`: close at its end, since `atexit` is not run there."""
     process = sys.modules.get("multiprocessing.process")
     util = sys.modules.get("multiprocessing.util")
-    if process is not None and util is not None and process.parent_process() is not None:
+    if process is None or util is None:
+        return
+    if process.parent_process() is not None:
         util.Finalize(None, close_all, exitpriority=-100)
-
-
-def _with_parent(settings: Settings, run_id: str) -> Settings:
-
-    return replace(settings, parent=run_id)
+    else:  # a worker of a fork server imports the program before it knows that it is one
+        util.register_after_fork(close_all, lambda _: _close_with_worker())
 
 
 if hasattr(os, "register_at_fork"):

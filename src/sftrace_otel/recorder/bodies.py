@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sftrace_otel.bundle.journal import Journal
-from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.core.redact import RedactionPolicy, Vouched
 
 __all__ = ["BLOB_ABOVE", "CleanBody", "clean_body", "moved_chunks", "stored_body"]
 
@@ -22,14 +22,19 @@ class CleanBody(NamedTuple):
     changed: bool
 
 
-def clean_body(policy: RedactionPolicy, data: bytes | None) -> CleanBody | None:
-    """`data` as it may be written. Takes time in proportion to its length: hold no lock."""
+def clean_body(policy: RedactionPolicy, data: bytes | None, vouched: Vouched | None = None) -> CleanBody | None:
+    """`data` as it may be written; `vouched` is what the policy said of it before.
+
+    Takes time in proportion to its length: hold no lock.
+    """
     if data is None:
         return None
     try:
-        text, changed = policy.redact_document(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        text, changed = (text, False) if policy.vouches(vouched) else policy.redact_document(text)
     except UnicodeDecodeError:
-        clean = policy.redact_bytes(data)
+        kept = vouched is not None and policy.vouches(vouched)
+        clean = vouched.data if vouched is not None and kept else policy.redact_bytes(data)
         return CleanBody(clean, None, clean != data)
     return CleanBody(text.encode("utf-8") if changed else data, text, changed)
 

@@ -33,15 +33,17 @@ import msgspec
 from sftrace_otel.bundle.disk import Budget
 from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Journal, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
+from sftrace_otel.core.mapping.dialects import results_of
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.prices import Prices
-from sftrace_otel.core.redact import RedactionPolicy
+from sftrace_otel.core.redact import RedactionPolicy, Vouched
 from sftrace_otel.errors import SettingsError
 from sftrace_otel.formats import Json
 from sftrace_otel.formats.sftrace import is_inner_name
 from sftrace_otel.recorder.bodies import clean_body, moved_chunks, stored_body
 from sftrace_otel.recorder.exceptions import how_ended, members_of
+from sftrace_otel.recorder.keeper import Keeper
 from sftrace_otel.recorder.lineage import UNPLACED, Scope, current_scope, current_task
 from sftrace_otel.recorder.run import NULL, Call, NoLongerRecords, Run, found_in
 from sftrace_otel.recorder.verdict import Obstacle, obstacles_of
@@ -55,8 +57,29 @@ _log = logging.getLogger("sftrace_otel")
 OWN_RUN_KINDS = frozenset({"SERVER", "CONSUMER"})
 """Span kinds whose local root is a run of its own (design "Runs")."""
 
+WAIT_NS = 1_000_000_000
+"""How long an ended run waits for calls that are still open."""
+
+IDLE_NS = 60_000_000_000
+"""After that long without an open call a run without a root ends: the process's beside others, and a linked one."""
+
+_GLANCE = 10.0
+"""Seconds until a run with an open call, or without any yet, is looked at again."""
+
+_SERVING = frozenset({"trace", "request", "task"})
+"""Kinds of runs that a server or a worker has."""
+
+_AGENTS = 256
+"""Agents of one run that are remembered."""
+
+_OVER = 4_096
+"""Spans of ended runs that are remembered, for what is called below them later."""
+
 _telling: ContextVar[bool] = ContextVar("sftrace_telling", default=False)
 """Whether a hook of the program is being told about a bundle; what it records tells nobody."""
+
+PARENT = "sftrace_parent"
+"""Where the configuration of a process of multiprocessing holds the id of the run that started it."""
 
 _environment: Sized = getattr(os.environ, "_data", os.environ)
 """What changes its length with the environment; CPython's own dictionary tells it in one step."""
@@ -98,6 +121,7 @@ class Recorder:
         self.notify = notify or _stderr
         self.service: str | None = None
         self.connections: Callable[[], list[dict[str, object]]] = list
+        self.commands: Callable[[], list[dict[str, object]]] = list
         self.propagate = False
         """Whether processes that this one starts are told the run they belong to (`OTEL_SFTRACE_PARENT`)."""
         self.before_close: list[Callable[[], None]] = []
@@ -121,6 +145,13 @@ class Recorder:
         self._budget = Budget(self.folder, settings.max_disk_mb << 20)
         self._budget_lock = threading.Lock()
         self._closers: list[threading.Thread] = []
+        self._over: OrderedDict[int, Run] = OrderedDict()
+        self._traces: OrderedDict[int, Run] = OrderedDict()
+        self._beside = False
+        """Whether this process has had runs of another kind than its own."""
+        self._serves = False
+        self._keeper = Keeper(self.sweep)
+        self._sweeping = threading.RLock()
         if "flight" in settings.formats:
             _log.warning("OTEL_SFTRACE_FORMATS: this version does not write .flight yet; recording .sftrace")
 
@@ -180,41 +211,91 @@ class Recorder:
 
     def process_run(self) -> Run:
         """The run of the process, made when first needed; a new one, linked, after it closed."""
+        known = self._process
+        if known is not None and not known.closed and self._is_idle(known):
+            self.end_run(known, beside=True)
         with self._lock:
-            if self._process is None or self._process.closed:
-                origin: dict[str, object] = {}
-                if self._process is not None:
-                    origin["continues"] = self._process.id
-                elif self.settings.parent:
-                    origin["parent_run"] = self.settings.parent
-                self._process = self.new_run("process", origin=origin)
-                self._process.losses, self._unplaced = self._unplaced, {}
-                if self.propagate:
-                    os.environ["OTEL_SFTRACE_PARENT"] = self._process.id
-            return self._process
+            known = self._process
+            if known is not None and not known.closed and not known.ended:
+                return known
+            run = self._process = self.new_run("process", origin={} if known is None else {"continues": known.id})
+            run.losses, self._unplaced = self._unplaced, {}
+            if self.propagate:
+                os.environ["OTEL_SFTRACE_PARENT"] = run.id
+            return run
+
+    def parent_origin(self) -> dict[str, object]:
+        """What a run of this process says of the run that started the process, as far as that is known."""
+        process = sys.modules.get("multiprocessing.process")
+        told = None if process is None else process.current_process()._config.get(PARENT)
+        parent = told or self.settings.parent
+        return {"parent_run": parent} if parent else {}
+
+    def known_run(self, scope: Scope) -> Run | None:
+        """The open run that a call in `scope` would go to, if there is one already. Takes no lock."""
+        run = scope.run
+        if run is not None and run.recorder is self and _is_open(run):
+            return run
+        if scope is UNPLACED:
+            others = [run for run in list(self._runs.values()) if run.kind != "process" and _is_open(run)]
+            if len(others) == 1:
+                return others[0]
+        return self._process
+
+    def run_here(self) -> Run:
+        """The run of what happens here and now."""
+        return self.known_run(current_scope()) or self.process_run()
+
+    def adopt(self, run: Run) -> None:
+        """Let `run` be the run of the process: it takes what has no run of its own."""
+        with self._lock:
+            self._process = run
 
     def new_run(self, kind: str, *, target: Path | None = None, origin: Mapping[str, object] | None = None) -> Run:
         self._learn()
-        run = Run(self, kind=kind, target=target, origin=origin or {})
+        run = Run(self, kind=kind, target=target, origin={**self.parent_origin(), **(origin or {})})
         with self._lock:
             self._runs[run.id] = run
+            self._beside |= kind != "process"
+            serves = kind in _SERVING or (kind == "process" and self._serves)
+            self._serves |= serves
+        if serves and (kind == "process" or self._process is not None):
+            self._keeper.wake()
         return run
 
     def run_for(self, scope: Scope, span_id: int = 0) -> Run:
         """The run of a call: that of its scope, of the live span around it, the only open one, or the process's."""
         run = scope.run
-        if run is not None and not run.closed:
-            return run
-        if span_id:
+        if run is None and span_id:
             run = self.span_run(span_id)
-            if run is not None and not run.closed:
-                return run
-        elif scope is UNPLACED:
+        if run is not None:
+            return self.going_on(run)
+        if scope is UNPLACED and not span_id:
             with self._lock:
-                others = [run for run in self._runs.values() if run.kind != "process" and not run.closed]
+                others = [run for run in self._runs.values() if run.kind != "process" and _is_open(run)]
             if len(others) == 1:
                 return others[0]
         return self.process_run()
+
+    def going_on(self, run: Run) -> Run:
+        """`run` while it takes calls; later the one that goes on for it, or that is linked to it."""
+        while run.next is not None:
+            run = run.next
+        return run if not run.closed and not run.ended else self._linked(run)
+
+    def _linked(self, run: Run) -> Run:
+        """The run of what is called after `run` has ended: one, as long as calls come within a minute."""
+        if run.kind == "process":
+            return self.process_run()
+        with self._lock:
+            while run.later is not None:
+                run = run.later
+            if not run.closed and not run.ended:
+                return run
+            run.later = linked = self._continuation(run)
+            linked.linked = True
+        self._keeper.wake()
+        return linked
 
     def latest(self, run: Run) -> Run:
         """`run`, or the run that goes on for it since it is full. Full ones are closed once their calls have ended."""
@@ -237,7 +318,7 @@ class Recorder:
             target = run.target.with_name(f"{run.target.stem}-{number}{run.target.suffix}")
             number += 1
         following = self.new_run(run.kind, target=target, origin={"continues": run.id})
-        following.agent, following.kept = run.agent, run.kept
+        following.agent, following.kept, following.linked = run.agent, run.kept, run.linked
         following.trace_ids = dict(run.trace_ids)
         return following
 
@@ -265,9 +346,10 @@ class Recorder:
             if run.next is not None or (journal is not None and journal.size >= self.max_run_bytes):
                 run = self.latest(run)
             run.lock.acquire()
-            if run.next is None:
+            if run.next is None and not run.ended and not run.closed:
                 return run
             run.lock.release()
+            run = self.going_on(run)
 
     def keep(self, run: Run, reason: str) -> None:
         """Keep the bundle of `run`, whatever OTEL_SFTRACE_KEEP says, and note why."""
@@ -276,10 +358,12 @@ class Recorder:
         except Exception as error:
             self.fault("keeping a run", error, run)
 
-    def joinable(self) -> Run | None:
-        """The open run of the current scope, if it is not the process's."""
+    def joinable(self, span_id: int = 0) -> Run | None:
+        """The open run of the current scope, or of the current span, if it is not the process's."""
         run = current_scope().run
-        return run if run is not None and not run.closed and run.kind != "process" else None
+        if run is None and span_id:
+            run = self.span_run(span_id)
+        return run if run is not None and _is_open(run) and run.kind != "process" else None
 
     def allocate(self, run: Run) -> Path:
         """A file name for a run: `<agent>-<time>-<first 8 of the trace id>-<run>.sftrace`."""
@@ -438,13 +522,14 @@ class Recorder:
         try:
             payload = prepared if prepared is None or self.has_content else NULL
             if call.kind == "tool" and payload is not None:
-                run.answered.tool(call.name, payload.digest)
+                self._note_tool(call, payload, extra)
             with run.lock:
                 if run.closed:
                     run.lost("calls ended after the run closed")
                     return None
                 moment = at or (self.ticks() - run.mono0, self.clock())
                 run.open_calls -= 1
+                run.touched = moment[0]
                 run.errors += error is not None
                 run.opened().record(
                     End(
@@ -471,10 +556,20 @@ class Recorder:
                 self.tell()
             if run.next is not None:
                 self._close_when_idle(run)
+            if run.ended and run.open_calls <= 0:
+                self._keeper.wake()
             return payload.digest if payload is not None else None
         except Exception as fault:
             self.fault("recording a result", fault, run)
             return None
+
+    def _note_tool(self, call: Call, payload: Prepared, extra: Mapping[str, object] | None) -> None:
+        """Have a tool's result account for an answer that the model gets."""
+        digests = [payload.digest]
+        if type(payload.value) is dict and "content" in payload.value:  # as MCP servers answer
+            digests += [self.prepare(value).digest for value in results_of(payload.value)]
+        ids = extra.get("tool_call_ids") if extra else None
+        call.run.answered.tool(call.name, digests, ids if isinstance(ids, list) else ())
 
     def _cost(
         self, call: Call, model: str | None, tokens: tuple[int | None, int | None, int | None], cached: int | None
@@ -548,15 +643,18 @@ class Recorder:
         request: bytes | None,
         response: bytes | None,
         media: str | None,
+        vouched: tuple[Vouched | None, Vouched | None] = (None, None),
     ) -> None:
-        """Journal one HTTP attempt of a call; bodies are redacted here, before they are named."""
+        """Journal one HTTP attempt of a call; bodies are redacted here, before they are named, but for those that the
+        policy has `vouched` for."""
         if call is None or not self.has_content:
             return
         run = call.run
         try:
             sent = row["request"]
             assert isinstance(sent, dict)
-            out, back = clean_body(self.policy, request), clean_body(self.policy, response)
+            out = clean_body(self.policy, request, vouched[0])
+            back = clean_body(self.policy, response, vouched[1])
             if back is not None and back.changed and response is not None:
                 row["chunks"] = moved_chunks(row.get("chunks"), response, back.data)
             if (out is not None and out.changed) or (back is not None and back.changed):
@@ -632,21 +730,39 @@ class Recorder:
     # -- spans
 
     def span_started(
-        self, span_id: int, trace_id: int, parent_id: int | None, kind: str, operation: str | None
+        self,
+        span_id: int,
+        trace_id: int,
+        parent_id: int | None,
+        kind: str,
+        operation: str | None,
+        *,
+        remote: tuple[int, int] | None = None,
+        agent: tuple[str | None, str | None, str | None] | None = None,
     ) -> str | None:
-        """A span began. `parent_id` is None for a local root; `operation` is gen_ai.operation.name. For a local root
-        gives the bundle's name, to be put on the span as `sftrace.bundle`."""
+        """A span began. `parent_id` is None for a local root, whose parent in another process is `remote` (trace id,
+        span id); `operation` is gen_ai.operation.name, `agent` what the span says of an agent that it invokes (name,
+        id, conversation id). For a local root gives the bundle's name, to be put on the span as `sftrace.bundle`."""
         if parent_id is not None:
             run = self.span_run(parent_id)
             if run is not None:
                 self._follow(span_id, run)
             return None
         scope = current_scope()
-        run = scope.run if scope.run is not None and not scope.run.closed else None
-        if run is None:
-            run = self.run_of_root(kind, operation)
+        if scope.run is not None:
+            run = self.going_on(scope.run)
+            is_root = run.responding and kind in OWN_RUN_KINDS  # a server instrumentation inside our own boundary
+        else:
+            run = self.run_of_root(kind, operation, trace_id)
+            is_root = run.kind == "trace"
+        if is_root:
+            run.roots.add(span_id)
+        if remote is not None and run.kind != "process":
+            run.came_from(*remote)
         trace = f"{trace_id:032x}"
         run.trace_ids.setdefault(trace, None)
+        if agent is not None:
+            self.agent_seen(run, agent)
         self._follow(span_id, run)
         return run.name
 
@@ -700,27 +816,63 @@ class Recorder:
         run = self._live.get(span_id)
         if run is None:
             call = self._refs.get(span_id)
-            run = call.run if call is not None else None
+            run = call.run if call is not None else self._over.get(span_id)
         return run
 
+    def agent_seen(self, run: Run, agent: tuple[str | None, str | None, str | None]) -> None:
+        """An `invoke_agent` span of `run` tells of an agent: name, id, conversation id. The first one names the run,
+        where neither the program nor a setting did."""
+        name, number, conversation = (
+            None if text is None else spelled(self.policy.redact_text(text)[0]) for text in agent
+        )
+        if len(run.agents) < _AGENTS:
+            run.agents.setdefault((name, number, conversation), None)
+        if name and run.agent is None and not self.settings.agent:
+            run.agent = name
+
     def span_closed(self, span_id: int, *, root: bool, error: tuple[str, str] | None = None) -> None:
-        """A span ended. A local root with a run of its own ends that run; `error`: (class, message) of a failed one."""
+        """A span ended. The last open local root of a run of its own ends that run; `error`: (class, message) of a
+        failed one."""
         run = self._live.pop(span_id, None)
         if run is None:
             return
         run.spans.discard(span_id)
-        if not root or run.kind != "trace":
+        if not root or span_id not in run.roots:
             return
-        self._wait(run)
-        self.close_run(run, failure=error)
+        run.roots.discard(span_id)
+        self._remember_over(span_id, run)
+        run.failure = run.failure or error
+        if not run.roots and not run.responding:
+            self.end_run(run, beside=current_task() is not None)
 
-    def run_of_root(self, kind: str, operation: str | None) -> Run:
-        """The run of a local root that was not seen when it began (an exporter alone): one of its own, else the
-        process's. The caller ends a run of its own with `close_run`."""
+    def _remember_over(self, span_id: int, run: Run) -> None:
+        self._over[span_id] = run
+        while len(self._over) > _OVER:
+            self._over.popitem(last=False)
+
+    def run_of_root(self, kind: str, operation: str | None, trace_id: int = 0) -> Run:
+        """The run of a local root: one of its own, else the process's. With a run for each trace, the open run of that
+        trace, or one linked to it once it has ended."""
         mode = self.settings.scope
+        if mode == "trace" and trace_id:
+            return self._run_of_trace(trace_id)
         own = mode == "trace" or (mode == "auto" and (kind in OWN_RUN_KINDS or operation == "invoke_agent"))
         origin = {"parent_run": self.settings.parent} if self.settings.parent else {}
         return self.new_run("trace", origin=origin) if own else self.process_run()
+
+    def _run_of_trace(self, trace_id: int) -> Run:
+        with self._lock:
+            run = self._traces.get(trace_id)
+            while run is not None and run.next is not None:
+                run = run.next
+            if run is None:
+                run = self.new_run("trace")
+            elif run.closed or run.ended:
+                run = self._continuation(run)
+            self._traces[trace_id] = run
+            while len(self._traces) > _OVER:
+                self._traces.popitem(last=False)
+            return run
 
     def span_call(self, run: Run, record: SpanRecord, mapped: MappedCall, *, above: Call | None = None) -> Call | None:
         """Journal a call that is known only from its ended span, under the call `above`. Never raises.
@@ -785,15 +937,15 @@ class Recorder:
             at=end,
         )
 
-    def _wait(self, run: Run) -> None:
-        """Give open streams of an ended run their second, unless waiting would block an event loop.
+    def wait_for(self, run: Run) -> None:
+        """Give open calls of a run that ends their second, unless waiting would block an event loop.
 
         Those that this very thread was reading are not waited for: nobody reads on.
         """
         if run.open_calls <= 0 or current_task() is not None:
             return
         me = threading.get_ident()
-        deadline = self.ticks() + 1_000_000_000
+        deadline = self.ticks() + WAIT_NS
         while run.open_calls > sum(answer.reader == me for answer in tuple(run.reading)) and self.ticks() < deadline:
             time.sleep(0.01)
 
@@ -819,6 +971,65 @@ class Recorder:
         if run is not None and not run.closed:
             described = self.describe_error(error)
             run.failure = (described["type"], described["message"])
+
+    def end_run(self, run: Run, *, failure: tuple[str, str] | None = None, beside: bool = False) -> None:
+        """The root of a run ended. `beside`: close it in a thread of ours, once its open calls are over, after a second
+        at the latest; else wait for them here and close it. What is called from now on is a run linked to it. Never
+        raises."""
+        run.failure = failure or run.failure
+        if not beside:
+            self.wait_for(run)
+            self.close_run(run)
+            return
+        with run.lock:
+            if run.ended or run.closed:
+                return
+            run.due = self.ticks() + WAIT_NS
+            run.ended = True
+        following = run.next
+        while following is not None:
+            following.ended = True
+            following = following.next
+        if not self._keeper.wake():
+            self.close_run(run)
+
+    def sweep(self) -> float | None:
+        """Close the runs whose time has come. Gives the seconds until the next may have to be; None: nothing waits.
+        Never raises."""
+        wait: list[float] = []
+        try:
+            with self._sweeping:
+                with self._lock:
+                    runs = list(self._runs.values())
+                for run in runs:
+                    left = self._left(run)
+                    if left is not None and left <= 0:
+                        self.close_run(run)
+                    elif left is not None:
+                        wait.append(left)
+        except Exception as error:
+            self.fault("closing a run", error)
+            wait.append(_GLANCE)
+        return min(wait, default=None)
+
+    def _left(self, run: Run) -> float | None:
+        """Seconds until `run` has to be closed; None where its end is somebody else's."""
+        if run.closed:
+            return None
+        if run.ended and not run.due:  # it ends with the one that it goes on for
+            return None
+        if run.ended:
+            return 0 if _open_calls(run) <= 0 else (run.due - self.ticks()) / 1e9
+        if not run.linked and not (run is self._process and self._serves):
+            return None
+        if run.open_calls > 0 or (run.journal is None and not run.linked):
+            return _GLANCE
+        return (run.mono0 + run.touched + IDLE_NS - self.ticks()) / 1e9
+
+    def _is_idle(self, run: Run) -> bool:
+        """Whether the process's run has ended, since there are others and it had no open call for a minute."""
+        quiet = self._beside and run.journal is not None and run.open_calls <= 0
+        return quiet and self.ticks() - run.mono0 - run.touched >= IDLE_NS
 
     def close_run(self, run: Run, *, failure: tuple[str, str] | None = None) -> Path | None:
         """End a run and put its bundle in place; gives its path. Never raises.
@@ -871,8 +1082,11 @@ class Recorder:
         for span_id in list(run.refs):
             self._forget(span_id)
         for span_id in list(run.spans):
-            self._live.pop(span_id, None)
+            if self._live.pop(span_id, None) is not None:
+                self._remember_over(span_id, run)
         run.spans.clear()
+        run.roots.clear()
+        run.input = run.inbound = None
 
     def _wanted(self, run: Run) -> bool:
         """Whether the bundle of an ended run is kept. One at a path that the program named always is."""
@@ -953,7 +1167,7 @@ class Recorder:
         )
 
     def _run_json(self, run: Run) -> dict[str, object]:
-        connections = self.connections() if run.kind == "process" else []
+        connections, programs = self._ways_out(run)
         obstacles = self.obstacles(run)
         return {
             "schema_version": "1",
@@ -961,9 +1175,11 @@ class Recorder:
             "kind": run.kind,
             "origin": dict(run.origin),
             "trace_ids": list(run.trace_ids),
+            **({"agents": _agents(run)} if run.agents else {}),
             "losses": dict(run.losses),
             "verdict": {"offline": not obstacles, "obstacles": obstacles},
             "connections": connections,
+            **({"programs": programs} if programs else {}),
             "policy": self.policy.describe(),
             "settings": self.settings.public(),
             "command": self.command(),
@@ -972,8 +1188,17 @@ class Recorder:
 
     def obstacles(self, run: Run) -> list[Obstacle]:
         """What keeps a run from replaying offline."""
-        connections = self.connections() if run.kind == "process" else []
-        return obstacles_of(run, connections, content=self.has_content)
+        connections, programs = self._ways_out(run)
+        return obstacles_of(run, connections, programs, content=self.has_content)
+
+    def _ways_out(self, run: Run) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+        """Connections made and programs started outside every boundary: of the process, so they are told of its run."""
+        if run.kind != "process":
+            return [], []
+        return self.connections(), [
+            {key: spelled(self.policy.redact_text(str(value))[0]) for key, value in one.items()}
+            for one in self.commands()
+        ]
 
     def close(self) -> None:
         """End every open run; called at exit. Runs that begin later are closed by a second call."""
@@ -984,15 +1209,16 @@ class Recorder:
                 self.fault("flushing spans", error)
         for closer in list(self._closers):
             closer.join()
-        with self._lock:
-            runs = list(self._runs.values())
-        for run in runs:
-            try:
-                if run is self._process:
-                    self._wait(run)
-                self.close_run(run)
-            except Exception as error:
-                self.fault("closing a run", error, run)
+        with self._sweeping:  # what the keeper is writing now is whole before the process goes
+            with self._lock:
+                runs = list(self._runs.values())
+            for run in runs:
+                try:
+                    if run is self._process or run.linked or run.ended:
+                        self.wait_for(run)
+                    self.close_run(run)
+                except Exception as error:
+                    self.fault("closing a run", error, run)
         try:
             self._warn_uncaptured(runs)
         except Exception as error:
@@ -1034,6 +1260,25 @@ class Recorder:
         if not self.settings.quiet:
             self.later(lambda: self.notify(line))
             self.tell()
+
+
+def _is_open(run: Run) -> bool:
+    """Whether a run takes calls as a whole: one that is linked to an ended one is no place for others' calls."""
+    return not run.closed and not run.ended and not run.linked
+
+
+def _open_calls(run: Run) -> int:
+    """Calls in flight of a run and of those that go on for it."""
+    count = run.open_calls
+    while run.next is not None:
+        run = run.next
+        count += run.open_calls
+    return count
+
+
+def _agents(run: Run) -> list[dict[str, str]]:
+    names = ("name", "id", "conversation_id")
+    return [{key: text for key, text in zip(names, agent, strict=True) if text is not None} for agent in run.agents]
 
 
 def _prices_of(settings: Settings) -> Prices:

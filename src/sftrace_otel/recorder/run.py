@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -86,10 +87,28 @@ class Run:
         self.kept: str | None = None
         self.explicit = target is not None
         self.next: Run | None = None
+        """The run that goes on for this one since it is full; it ends with it."""
+        self.later: Run | None = None
+        """The run of what was called after this one had ended."""
+        self.linked = False
+        """Whether this one is such a run: it has no root to end with."""
+        self.ended = False
+        """Whether its root has ended: it takes no new call, and is closed once its calls are over, or at `due`."""
+        self.due = 0
+        self.touched = 0
+        """ns from its start to the end of its last call."""
+        self.roots: set[int] = set()
+        """Local roots that are open; the last one to end ends the run."""
+        self.responding = False
+        """Whether the answer to its inbound request is under way."""
+        self.agents: dict[tuple[str | None, str | None, str | None], None] = {}
+        """Agents that took part: name, id, conversation id."""
         self.losses: dict[str, int] = {}
         self.websockets: dict[str, int] = {}
         self.trace_ids: dict[str, None] = {}
         self.input: Prepared | None = None
+        self.inbound: Callable[[], Prepared | None] | None = None
+        """Gives the inbound request as far as the program has read it; the input where no other was set."""
         self.output: Prepared | None = None
         self.failure: tuple[str, str] | None = None
         self.start_id = self.new_id()
@@ -129,6 +148,12 @@ class Run:
         if self._name is None:
             self._name = self.target.name
         return self._name
+
+    def came_from(self, trace_id: int, span_id: int) -> None:
+        """The run was caused by a span of another process."""
+        if "remote_parent" not in self.origin:
+            remote = {"trace_id": f"{trace_id:032x}", "span_id": f"{span_id:016x}"}
+            self.origin = {**self.origin, "remote_parent": remote}
 
     def note_span(self, n: int, scope: str) -> None:
         """Call `n`'s span reached us."""
@@ -195,8 +220,19 @@ class Run:
         """Whether the run has reached MAX_RUN_MB."""
         return self.journal is not None and self.journal.size >= self.recorder.max_run_bytes
 
+    def reword(self) -> None:
+        """The inbound request was read further than when the journal was opened: say so. Raises OSError.
+
+        The caller holds `lock`.
+        """
+        if self.journal is not None and self.input is None and not self.closed:
+            self.journal.record(self._start())
+
     def _start(self) -> Single:
-        prepared = None if self.input is None else self.recorder.content(self.input)
+        given = self.input
+        if given is None and self.inbound is not None:
+            given = self.inbound()
+        prepared = None if given is None else self.recorder.content(given)
         value = msgspec.Raw(prepared.data if prepared else b"null")
         return Single(
             id=self.start_id,
@@ -210,21 +246,36 @@ class Run:
 
 
 class Answered:
-    """Which of the model's tool calls were answered in later requests, and which tool events account for them."""
+    """Which of the model's tool calls were answered in later requests, and which tool events account for them.
+
+    An event accounts for one answer: the one whose call id it carries, else one of its name and with its result, else
+    one of its name, else one with its result (a tool that the model knows by another name).
+    """
 
     def __init__(self) -> None:
-        self._answers: dict[str, tuple[str, str]] = {}
+        self._answers: dict[str, tuple[str, frozenset[int]]] = {}
+        self._called: dict[str, str] = {}
         self._names: dict[str, int] = {}
-        self._results: set[int] = set()
+        self._results: dict[int, str] = {}
+        self._held: set[str] = set()
 
-    def answer(self, call_id: str, name: str, digest: str) -> None:
-        """A request carries the answer of tool call `call_id`: the function's `name`, the digest of the content."""
-        self._answers.setdefault(call_id, (name, digest))
+    def called(self, call_id: str, name: str) -> None:
+        """The model asked for the function `name`; a later answer may name the call only by its id."""
+        self._called.setdefault(call_id, name)
 
-    def tool(self, name: str, digest: str) -> None:
-        """A tool event `name` whose output has `digest`."""
-        self._names[name] = self._names.get(name, 0) + 1
-        self._results.add(hash(digest))
+    def answer(self, call_id: str, name: str | None, digests: Iterable[str]) -> None:
+        """A request carries the answer of tool call `call_id`: the function's `name`, None where the request does not
+        say it, and digests of what the function may have given."""
+        self._answers.setdefault(call_id, (name or self._called.get(call_id, call_id), frozenset(map(hash, digests))))
+
+    def tool(self, name: str, digests: Iterable[str], call_ids: Iterable[str] = ()) -> None:
+        """A tool event `name`; `digests` of its output, `call_ids` where it is known which calls it answered."""
+        before = len(self._held)
+        self._held.update(call_ids)
+        if len(self._held) == before:
+            self._names[name] = self._names.get(name, 0) + 1
+            for digest in digests:
+                self._results.setdefault(hash(digest), name)
 
     def known(self, call_id: str) -> bool:
         return call_id in self._answers
@@ -233,13 +284,34 @@ class Answered:
         """Functions whose result went back to the model although no tool event holds it, sorted."""
         left: dict[str, int] = {}
         for name, count in self._names.items():
-            short = name.rpartition(".")[2]
-            left[short] = left.get(short, 0) + count
-        missing = set()
-        for name, digest in self._answers.values():
-            short = name.rpartition(".")[2]
-            if left.get(short, 0) > 0:
-                left[short] -= 1
-            elif hash(digest) not in self._results:
-                missing.add(name)
-        return sorted(missing)
+            left[_short(name)] = left.get(_short(name), 0) + count
+        open_answers: list[tuple[str, set[str]]] = []
+        for call_id, (name, digests) in self._answers.items():
+            under = {_short(self._results[one]) for one in digests if one in self._results}
+            if call_id in self._held:
+                continue
+            if _short(name) in under:
+                left[_short(name)] -= 1
+            else:
+                open_answers.append((name, under))
+        renamed: list[tuple[str, set[str]]] = []
+        for name, under in open_answers:
+            if not _taken(left, _short(name)):
+                renamed.append((name, under))
+        return sorted({name for name, under in renamed if not any(_taken(left, one) for one in sorted(under))})
+
+
+def _taken(left: dict[str, int], name: str) -> bool:
+    """Take one event of that name, if there is one left."""
+    if left.get(name, 0) <= 0:
+        return False
+    left[name] -= 1
+    return True
+
+
+_SEPARATORS = re.compile(r"[./:]|__")
+
+
+def _short(name: str) -> str:
+    """A tool's name without what frameworks put before it: module, class, server."""
+    return _SEPARATORS.split(name)[-1] or name

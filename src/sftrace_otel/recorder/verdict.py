@@ -8,25 +8,32 @@ from typing import TypeAlias
 
 from sftrace_otel.recorder.run import Run
 
-__all__ = ["Obstacle", "obstacles_of"]
+__all__ = ["Obstacle", "obstacles_of", "untraced_tool"]
 
 Obstacle: TypeAlias = dict[str, object]
 """`kind`, `what` it is, and what to `do` about it (formats/sidecars-v1.md, `run.json`)."""
 
 
-def obstacles_of(run: Run, connections: Sequence[Mapping[str, object]], *, content: bool) -> list[Obstacle]:
-    """What keeps a run from replaying offline. `connections`: those outside every boundary; `content`: payloads were
-    captured."""
-    found: list[Obstacle] = []
-    for name in run.answered.untraced():
-        found.append(
-            {
-                "kind": "untraced_tool",
-                "what": f"the result of {name} went back to the model, and no tool event holds it",
-                "do": f"decorate {name} with @trace_tool or name it in OTEL_SFTRACE_TOOLS",
-                "name": name,
-            }
-        )
+def untraced_tool(name: str) -> Obstacle:
+    """The obstacle that the tool `name` left no event."""
+    return {
+        "kind": "untraced_tool",
+        "what": f"the result of {name} went back to the model, and no tool event holds it",
+        "do": f"decorate {name} with @trace_tool or name it in OTEL_SFTRACE_TOOLS",
+        "name": name,
+    }
+
+
+def obstacles_of(
+    run: Run,
+    connections: Sequence[Mapping[str, object]],
+    programs: Sequence[Mapping[str, object]] = (),
+    *,
+    content: bool,
+) -> list[Obstacle]:
+    """What keeps a run from replaying offline. `connections` made and `programs` started outside every boundary;
+    `content`: payloads were captured."""
+    found = [untraced_tool(name) for name in run.answered.untraced()]
     for host, count in run.websockets.items():
         seen = "a websocket" if count == 1 else f"{count} websockets"
         found.append(
@@ -49,6 +56,15 @@ def obstacles_of(run: Run, connections: Sequence[Mapping[str, object]], *, conte
                 "what": f"{connection['library']} connected to {where} outside every boundary",
                 "do": "use httpx, httpx2, aiohttp or urllib3 (requests) for it, or trace the function that makes it "
                 "as a tool",
+            }
+        )
+    for program in programs:
+        found.append(
+            {
+                "kind": "program",
+                "what": f"{program['library']} started the program {program['program']} outside every boundary",
+                "do": "trace the function that starts it as a tool, or replay with "
+                f"OTEL_SFTRACE_REPLAY_ALLOW=exec:{program['program']}",
             }
         )
     if not content:

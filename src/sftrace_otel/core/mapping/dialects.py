@@ -9,6 +9,7 @@ alone: there the body is the SDK's own. A recorded call finds its dialect by its
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,11 +19,11 @@ import msgspec
 
 from sftrace_otel.core.mapping import framing as framings
 from sftrace_otel.core.mapping import wire, wire_anthropic, wire_gemini, wire_ollama
-from sftrace_otel.core.mapping.wire import Endpoint
+from sftrace_otel.core.mapping.wire import Endpoint, is_mapping
 
 __all__ = [
     "Answered", "Inference", "answered", "ask", "assemble", "complete_stream", "endpoint_of", "error_body",
-    "framing_of", "is_at", "recognised", "request_attributes", "stream_of", "tool_answers",
+    "framing_of", "is_at", "recognised", "request_attributes", "results_of", "stream_of", "tool_answers", "tool_calls",
 ]  # fmt: skip
 
 _Tokens = tuple[int | None, int | None, int | None]
@@ -36,7 +37,8 @@ class _Dialect(NamedTuple):
         parameters: Span attributes of the parameters in a request's body.
         attributes: Span attributes of an answer's body.
         tokens: (input, output, total) tokens of an answer's body.
-        answers: Tool results that a request's body sends back to the model, as (call id, name, content).
+        answers: Tool results that a request's body sends back to the model, as (call id, name, content); no name where
+            the body does not say it.
         assemble: (stream, framing) → the answer that it amounts to.
         stream: (method, answer, framing) → the bytes of a stream that amounts to it.
         error: (type, message) → the body with which the service says that a request failed.
@@ -45,7 +47,7 @@ class _Dialect(NamedTuple):
     parameters: Callable[[Endpoint, Mapping[str, Any]], dict[str, Any]]
     attributes: Callable[[Mapping[str, Any]], dict[str, Any]]
     tokens: Callable[[Mapping[str, Any]], _Tokens]
-    answers: Callable[[Mapping[str, Any]], Iterator[tuple[str, str, object]]]
+    answers: Callable[[Mapping[str, Any]], Iterator[tuple[str, str | None, object]]]
     assemble: Callable[[bytes, str], object]
     stream: Callable[[str, object, str], Iterable[bytes]]
     error: Callable[[str, str], dict[str, Any]]
@@ -188,15 +190,21 @@ _OWN_HOSTS = frozenset({"ollama"})
 """Providers whose API nobody else speaks: at any host it is theirs."""
 
 
-def _at(method: str, url: str) -> Iterator[tuple[_Route, re.Match[str]]]:
+_Found = tuple[tuple[_Route, re.Match[str]], ...]
+
+
+def _at(method: str, url: str) -> _Found:
     """The routes that `method url` may be, the most special first."""
-    if method.upper() != "POST":
-        return
+    return _posted(url.partition("?")[0]) if method == "POST" or method.upper() == "POST" else ()
+
+
+@functools.lru_cache(256)
+def _posted(url: str) -> _Found:
+    """The routes of a URL without its query; remembered, since each call asks several times for the same few."""
     path = unquote(urlsplit(url).path).rstrip("/")
-    for route in _BY_TAIL.get(path.rpartition("/")[2].rpartition(":")[2], ()):
-        match = route.path.search(path)
-        if match is not None:
-            yield route, match
+    routes = _BY_TAIL.get(path.rpartition("/")[2].rpartition(":")[2], ())
+    matches = ((route, route.path.search(path)) for route in routes)
+    return tuple((route, match) for route, match in matches if match is not None)
 
 
 def _dialect(method: str | None) -> _Dialect:
@@ -208,7 +216,8 @@ def _dialect(method: str | None) -> _Dialect:
 
 def endpoint_of(method: str, url: str) -> Endpoint | None:
     """The LLM endpoint that `method url` is by its path alone; None for any other call."""
-    return next((route.endpoint for route, _ in _at(method, url)), None)
+    found = _at(method, url)
+    return found[0][0].endpoint if found else None
 
 
 def is_at(endpoint: Endpoint, method: str, url: str) -> bool:
@@ -218,8 +227,10 @@ def is_at(endpoint: Endpoint, method: str, url: str) -> bool:
 
 def ask(endpoint: Endpoint, url: str, request: object) -> Inference:
     """An LLM call of `endpoint` with the body `request`, sent to `url`."""
-    found = (match for route, match in _at("POST", url) if route.endpoint.method == endpoint.method)
-    return _inference(endpoint, next(found, None), url, request)
+    for route, match in _at("POST", url):
+        if route.endpoint.method == endpoint.method:
+            return _inference(endpoint, match, url, request)
+    return _inference(endpoint, None, url, request)
 
 
 def recognised(method: str, url: str, headers: Iterable[Sequence[str]], body: bytes) -> tuple[Inference, str] | None:
@@ -227,7 +238,7 @@ def recognised(method: str, url: str, headers: Iterable[Sequence[str]], body: by
 
     `headers` are [lower-case name, value] pairs.
     """
-    routes = list(_at(method, url))
+    routes = _at(method, url)
     if not routes:
         return None
     try:
@@ -248,7 +259,7 @@ _UNKNOWN = "unknown"
 
 
 def _inference(endpoint: Endpoint, match: re.Match[str] | None, url: str, request: object) -> Inference:
-    body = request if isinstance(request, Mapping) else {}
+    body = request if is_mapping(request) else {}
     model = body.get("model")
     payload: dict[str, object] = {"method": endpoint.method}
     if not isinstance(model, str) or not model:
@@ -280,7 +291,7 @@ def _provider(route: _Route, url: str) -> str:
 def request_attributes(inference: Inference, provider: str) -> dict[str, Any]:
     """Span attributes of a request; no content."""
     endpoint = inference.endpoint
-    body = inference.request if isinstance(inference.request, Mapping) else {}
+    body = inference.request if is_mapping(inference.request) else {}
     found = _dialect(endpoint.method).parameters(endpoint, body)
     found["gen_ai.operation.name"] = endpoint.operation
     found["gen_ai.provider.name"] = provider
@@ -291,10 +302,38 @@ def request_attributes(inference: Inference, provider: str) -> dict[str, Any]:
     return found
 
 
-def tool_answers(method: str | None, request: object) -> Iterator[tuple[str, str, object]]:
-    """(call id, tool name, content) of each tool result that a request of `method` sends back to the model."""
-    if isinstance(request, Mapping):
+def tool_answers(method: str | None, request: object) -> Iterator[tuple[str, str | None, object]]:
+    """(call id, tool name, content) of each tool result that a request of `method` sends back to the model.
+
+    Results of tools that ran at the service (web search, code execution) are none. The name is None where only an
+    earlier answer said it (`tool_calls`).
+    """
+    if is_mapping(request):
         yield from _dialect(method).answers(request)
+
+
+def tool_calls(method: str | None, answer: object) -> Iterator[tuple[str, str]]:
+    """(call id, tool name) of each call that an answer asks for and that a later request may name by its id alone."""
+    if method == wire.RESPONSES.method and isinstance(answer, Mapping):
+        yield from wire.tool_calls(answer)
+
+
+def results_of(content: object) -> Iterator[Any]:
+    """What a tool may have given for its result to be sent as `content`: that itself, or, where it is text, the value
+    whose JSON it is; the text alone where it is sent as a list of one block, as services and MCP servers do."""
+    if isinstance(content, Mapping) and isinstance(content.get("content"), list):
+        yield content
+        content = content["content"]
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
+        block = content[0]
+        if block.get("type") in ("text", "input_text", "output_text"):
+            content = block.get("text")
+    yield content
+    if isinstance(content, str):
+        try:
+            yield msgspec.json.decode(content)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            pass
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -315,7 +354,7 @@ def assemble(endpoint: Endpoint, data: bytes, framing: str) -> object:
 def answered(endpoint: Endpoint, output: object) -> Answered:
     """What the answer `output` says, a body or what a stream amounts to."""
     failed = wire.failure_of(output)
-    if not isinstance(output, Mapping):
+    if not is_mapping(output):
         return Answered({}, None, (None, None, None), None, failed)
     dialect = _dialect(endpoint.method)
     attributes, tokens = dialect.attributes(output), dialect.tokens(output)

@@ -12,12 +12,15 @@ Sources: OpenAI's REST API (chat completions, completions, embeddings, responses
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import msgspec
+
+from sftrace_otel.core.alike import Template
 
 __all__ = [
     "CHAT",
@@ -29,6 +32,7 @@ __all__ = [
     "assemble",
     "complete_stream",
     "failure_of",
+    "is_mapping",
     "objects",
     "provider_of",
     "request_attributes",
@@ -37,6 +41,7 @@ __all__ = [
     "stream_of",
     "tokens_of",
     "tool_answers",
+    "tool_calls",
 ]
 
 
@@ -152,7 +157,7 @@ def request_attributes(endpoint: Endpoint, body: Mapping[str, Any], provider: st
 def response_attributes(body: object) -> dict[str, Any]:
     """Span attributes of an answer: id, the model that served, finish reasons, token usage; no content."""
     found: dict[str, Any] = {}
-    if not isinstance(body, Mapping):
+    if not is_mapping(body):
         return found
     for member, attribute in (
         ("id", "gen_ai.response.id"),
@@ -175,7 +180,7 @@ def response_attributes(body: object) -> dict[str, Any]:
     if completion is not None:
         found["gen_ai.usage.output_tokens"] = completion
     usage = body.get("usage")
-    if isinstance(usage, Mapping):
+    if is_mapping(usage):
         for details, member, attribute in (
             ("prompt_tokens_details", "cached_tokens", "gen_ai.usage.cache_read.input_tokens"),
             ("input_tokens_details", "cached_tokens", "gen_ai.usage.cache_read.input_tokens"),
@@ -183,7 +188,7 @@ def response_attributes(body: object) -> dict[str, Any]:
             ("output_tokens_details", "reasoning_tokens", "gen_ai.usage.reasoning.output_tokens"),
         ):
             part = usage.get(details)
-            if isinstance(part, Mapping) and _count(part.get(member)) is not None:
+            if is_mapping(part) and _count(part.get(member)) is not None:
                 found[attribute] = part[member]
     return found
 
@@ -220,7 +225,7 @@ def failure_of(body: object) -> tuple[str, str] | None:
 
 
 def _failure(error: object) -> tuple[str, str]:
-    if not isinstance(error, Mapping):
+    if not is_mapping(error):
         return ("error", str(error))
     kinds = (error.get("status"), error.get("code"), error.get("type"))
     kind = next((str(kind) for kind in kinds if isinstance(kind, (str, int)) and kind), "error")
@@ -229,8 +234,8 @@ def _failure(error: object) -> tuple[str, str]:
 
 def tokens_of(body: object) -> tuple[int | None, int | None, int | None]:
     """(prompt, completion, total) tokens of an answer; None where it does not say."""
-    usage = body.get("usage") if isinstance(body, Mapping) else None
-    if not isinstance(usage, Mapping):
+    usage = body.get("usage") if is_mapping(body) else None
+    if not is_mapping(usage):
         return (None, None, None)
     prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
     completion = _count(usage.get("completion_tokens", usage.get("output_tokens")))
@@ -247,37 +252,69 @@ def _count(value: object) -> int | None:
 def _at(body: object, *path: str) -> Any:
     """The member of a member of `body`, None where it is not there."""
     for member in path:
-        body = body.get(member) if isinstance(body, Mapping) else None
+        body = body.get(member) if is_mapping(body) else None
     return body
 
 
-def objects(value: object) -> Iterator[Mapping[str, Any]]:
+def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether `value` is an object; to ask `Mapping` of what nearly always is a dict takes longer."""
+    return type(value) is dict or isinstance(value, Mapping)
+
+
+def objects(value: object) -> Sequence[Mapping[str, Any]]:
     """The objects in a list; an object by itself is the one that there is."""
-    if isinstance(value, Mapping):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        yield from (item for item in value if isinstance(item, Mapping))
+    if isinstance(value, (list, tuple)):
+        return [item for item in value if is_mapping(item)]
+    return [value] if value is not None and is_mapping(value) else ()
 
 
-def tool_answers(body: object) -> Iterator[tuple[str, str, object]]:
-    """(call id, function name, content) of each tool result that a request sends back to the model."""
-    if not isinstance(body, Mapping):
+def tool_answers(body: object) -> Iterator[tuple[str, str | None, object]]:
+    """(call id, function name, content) of each tool result that a request sends back to the model.
+
+    The name is None where only an earlier answer of the service said it. A result without an id (functions, before
+    there were tools) is told from others by the conversation up to it, which later requests repeat.
+    """
+    if not is_mapping(body):
         return
     names: dict[str, str] = {}
+    so_far = hashlib.sha256()
     for message in objects(body.get("messages")):
         for call in objects(message.get("tool_calls")):
-            function = call.get("function")
-            if isinstance(function, Mapping):
-                names[str(call.get("id"))] = str(function.get("name"))
-        if message.get("role") == "tool" and "tool_call_id" in message:
+            for kind in ("function", "custom"):
+                if is_mapping(call.get(kind)):
+                    names[str(call.get("id"))] = str(call[kind].get("name"))
+        role = message.get("role")
+        if role == "tool" and "tool_call_id" in message:
             call_id = str(message["tool_call_id"])
             yield call_id, names.get(call_id, call_id), message.get("content")
+        elif role == "function":
+            so_far.update(json.dumps(message, sort_keys=True, default=str).encode("utf-8", "replace"))
+            yield so_far.hexdigest(), str(message.get("name")), message.get("content")
     for item in objects(body.get("input")):
-        if item.get("type") == "function_call":
-            names[str(item.get("call_id"))] = str(item.get("name"))
-        elif item.get("type") == "function_call_output":
-            call_id = str(item.get("call_id"))
-            yield call_id, names.get(call_id, call_id), item.get("output")
+        kind = str(item.get("type"))
+        call_id = str(item.get("call_id"))
+        if kind in _LOCAL_CALLS:
+            names[call_id] = _name_of(item)
+        elif kind.removesuffix("_output") in _LOCAL_CALLS:
+            yield call_id, names.get(call_id) or _LOCAL_CALLS[kind.removesuffix("_output")], item.get("output")
+
+
+_LOCAL_CALLS: dict[str, str | None] = {
+    "function_call": None, "custom_tool_call": None, "computer_call": "computer", "local_shell_call": "local_shell",
+    "shell_call": "shell", "apply_patch_call": "apply_patch",
+}  # fmt: skip
+"""Types of items that ask the program to run something, not the service; with the name where the item has none."""
+
+
+def tool_calls(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(call id, function name) of each call in an answer of the responses API that the program is to make."""
+    for item in objects(answer.get("output")):
+        if item.get("type") in _LOCAL_CALLS:
+            yield str(item.get("call_id")), _name_of(item)
+
+
+def _name_of(item: Mapping[str, Any]) -> str:
+    return str(item.get("name") or _LOCAL_CALLS.get(str(item.get("type"))) or item.get("call_id"))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -335,7 +372,7 @@ def assemble(data: bytes) -> object:
 
     An error that the stream reports is its member `error`.
     """
-    chunks = [_decoded(text) for _, text in sse_events(data) if text.strip() != "[DONE]"]
+    chunks = _chunks(data)
     if not chunks:
         return None
     objects = [chunk for chunk in chunks if isinstance(chunk, dict)]
@@ -344,6 +381,69 @@ def assemble(data: bytes) -> object:
     if any("choices" in chunk for chunk in objects):
         return _completion(objects)
     return chunks
+
+
+def _chunks(data: bytes) -> list[Any]:
+    """What the events of a stream hold; of chat chunks that are alike but for their text, one with all of it."""
+    chunks: list[Any] = []
+    template: Template | None = None
+    raw: list[str] = []
+    texts: list[str] = []
+    templates = 0
+    for _, text in sse_events(data):
+        read = template.read(text) if template is not None else None
+        if read is not None:
+            raw.append(read[0])
+            texts.append(text)
+            continue
+        if raw:
+            chunks += _joined(template, raw, texts)
+            raw, texts = [], []
+        if text.strip() != "[DONE]":
+            chunk = _decoded(text)
+            chunks.append(chunk)
+            template = _template(text, chunk) if templates < _MANY_TEMPLATES else None
+            templates += template is not None
+    return chunks + _joined(template, raw, texts) if raw else chunks
+
+
+_MANY_TEMPLATES = 16
+_PLAIN_CHOICE = frozenset({"index", "delta", "finish_reason", "native_finish_reason", "logprobs"})
+
+
+def _template(text: str, chunk: Any) -> Template | None:
+    """The template of a chat chunk that continues one text and says nothing else; None for any other event."""
+    choices = chunk.get("choices") if type(chunk) is dict else None
+    if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+        return None
+    delta = choices[0].get("delta")
+    if type(delta) is not dict or not choices[0].keys() <= _PLAIN_CHOICE or choices[0].get("logprobs") is not None:
+        return None
+    if any(value is not None and type(value) is not str for value in delta.values()):
+        return None
+    said = _said(delta)
+    if len(said) != 1:
+        return None
+    return Template.of(text, chunk, ("choices", 0, "delta", said[0]), delta[said[0]])
+
+
+def _said(delta: Mapping[str, Any]) -> list[str]:
+    """The members of a delta that continue a text."""
+    return [key for key, value in delta.items() if type(value) is str and key not in _NAMES]
+
+
+def _joined(template: Template | None, raw: list[str], texts: list[str]) -> list[Any]:
+    """One chunk with all that chunks of a template say; where that cannot be read, each by itself."""
+    assert template is not None and isinstance(template.value, dict)
+    try:
+        spelled = '","'.join(raw)
+        said = msgspec.json.decode(f'["{spelled}"]')
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return [_decoded(text) for text in texts]
+    value: dict[str, Any] = template.value
+    choice = value["choices"][0]
+    delta = {**choice["delta"], _said(choice["delta"])[0]: "".join(said)}
+    return [{**value, "choices": [{**choice, "delta": delta}]}]
 
 
 def _completion(chunks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -370,7 +470,7 @@ def _index(value: Mapping[str, Any]) -> int:
 
 def _add_choice(into: dict[str, Any], choice: Mapping[str, Any]) -> None:
     for key, value in choice.items():
-        if key == "delta" and isinstance(value, Mapping):
+        if key == "delta" and is_mapping(value):
             _add(into.setdefault("message", {}), value)
         elif key in ("text", "logprobs"):
             _add(into, {key: value})
@@ -392,7 +492,7 @@ def _add(into: dict[str, Any], delta: Mapping[str, Any]) -> None:
                 _add(_tool_call(into[key], call), call)
         elif value is None:
             into.setdefault(key, None)
-        elif isinstance(value, Mapping):
+        elif is_mapping(value):
             into[key] = known if isinstance(known, dict) else {}
             _add(into[key], value)
         elif key in _NAMES:
@@ -497,10 +597,10 @@ def _without(value: Mapping[str, Any], *members: str) -> dict[str, Any]:
 
 def stream_of(method: str, completion: object) -> Iterable[bytes]:
     """Server-sent events that amount to `completion`, for a recorded answer without wire data or an overridden one."""
-    if method == "responses.create" and isinstance(completion, Mapping):
+    if method == "responses.create" and is_mapping(completion):
         yield from _response_events(completion)
         return
-    if isinstance(completion, Mapping) and "choices" in completion:
+    if is_mapping(completion) and "choices" in completion:
         for chunk in _chunks_of(completion):
             yield _event(chunk)
     elif isinstance(completion, (list, tuple)):
@@ -527,7 +627,7 @@ def _chunks_of(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**base, "choices": [dict(choice)]}
             continue
         message = choice.get("message")
-        delta = dict(message) if isinstance(message, Mapping) else {}
+        delta = dict(message) if is_mapping(message) else {}
         if isinstance(delta.get("tool_calls"), (list, tuple)):
             delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(objects(delta["tool_calls"]))]
         rest = {key: value for key, value in choice.items() if key not in ("message", "index", "finish_reason")}

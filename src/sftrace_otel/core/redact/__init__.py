@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from sftrace_otel.core.redact.credentials import MARK
-from sftrace_otel.core.redact.policy import RedactionPolicy
+from sftrace_otel.core.redact.policy import RedactionPolicy, Vouched
 from sftrace_otel.core.redact.walk import Finding
 
-__all__ = ["MARK", "Finding", "RedactionPolicy"]
+__all__ = ["MARK", "Finding", "RedactionPolicy", "Vouched"]

@@ -215,8 +215,9 @@ REFERENCE = (
         _substitution(r"(?i)(Authorization:\s*Bearer\s+)[A-Za-z0-9._~+/=-]{8,}", rf"\g<1>{MARK}"),
     ),
     Rule("reference-bearer", _substitution(r"(?i)(Bearer\s+)[A-Za-z0-9._~+/=-]{8,}", rf"\g<1>{MARK}")),
-    Rule("reference-sk", _substitution(r"\bsk-[A-Za-z0-9_-]{8,}\b")),
-    Rule("reference-ghp", _substitution(r"\bghp_[A-Za-z0-9_]{8,}\b")),
-    Rule("reference-gho", _substitution(r"\bgho_[A-Za-z0-9_]{8,}\b")),
-    Rule("reference-github-pat", _substitution(r"\bgithub_pat_[A-Za-z0-9_]{8,}\b")),
+    Rule("reference-sk", _substitution(r"sk-(?<!\wsk-)[A-Za-z0-9_-]{8,}\b")),
+    Rule("reference-ghp", _substitution(r"ghp_(?<!\wghp_)[A-Za-z0-9_]{8,}\b")),
+    Rule("reference-gho", _substitution(r"gho_(?<!\wgho_)[A-Za-z0-9_]{8,}\b")),
+    Rule("reference-github-pat", _substitution(r"github_pat_(?<!\wgithub_pat_)[A-Za-z0-9_]{8,}\b")),
 )
+"""The reference spells `\b` before the literal; an expression that begins with the literal is found at memory speed."""

@@ -12,6 +12,7 @@ event keeps its place, the mark stands where the secret began, and the pieces of
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from bisect import bisect_right
@@ -20,6 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 from urllib.parse import quote_plus, unquote_plus
 
+from sftrace_otel.core.alike import Template
 from sftrace_otel.core.redact import jsontext
 from sftrace_otel.core.redact.credentials import MARK, is_secret_parameter
 from sftrace_otel.core.redact.names import Sensitivity, names_secret_header
@@ -32,6 +34,8 @@ PIECE_KEYS = frozenset(
 )
 """Keys under which streaming APIs send texts in pieces."""
 
+_MANY_LINES = 16
+_MANY_TEMPLATES = 16
 _LARGEST = 64 << 20
 """Bytes of a packed body that are looked into."""
 _CHANNEL_KEYS = ("type", "index", "output_index", "content_index", "summary_index", "item_id")
@@ -53,6 +57,9 @@ class Rules(Protocol):
 
     def holds_nothing(self, text: str, parts: list[Json]) -> bool:
         """Whether `text`, which consists of `parts`, is certainly without secrets."""
+
+    def hold_nothing(self, texts: list[str], below: Json) -> bool:
+        """Whether `texts` are certainly without secrets wherever they stand in `below`, which was found clean."""
 
 
 def redact(rules: Rules, text: str) -> str:
@@ -171,6 +178,12 @@ class _Line:
 
 def _lines(rules: Rules, text: str) -> str:
     """Server-sent events or JSON lines: texts in pieces first, then each line by itself."""
+    if text.count("\n") > _MANY_LINES and _is_clean_stream(rules, text):
+        return text
+    return _lines_one_by_one(rules, text)
+
+
+def _lines_one_by_one(rules: Rules, text: str) -> str:
     lines = [_Line(line) for line in text.split("\n")]
     if all(line.value is None for line in lines):
         return rules.redact_text(text)[0]
@@ -181,6 +194,62 @@ def _lines(rules: Rules, text: str) -> str:
     if whole and rules.holds_nothing(text, [line.text if line.value is None else line.value for line in lines]):
         return text
     return "\n".join(f"{line.before}{rules.redact_text(line.text)[0]}" for line in lines)
+
+
+def _is_clean_stream(rules: Rules, text: str) -> bool:
+    """Whether a stream is certainly without secrets; what `_lines` would find, read faster where events are alike."""
+    parts: list[Json] = []
+    channels: dict[Channel, list[str]] = {}
+    runs: list[tuple[Template, list[str], list[str]]] = []
+    template: Template | None = None
+    raw: list[str] = []
+    padding: list[str] = []
+    channel: list[str] = []
+    for line in text.split("\n"):
+        read = template.read(line) if template is not None else None
+        if read is not None:
+            raw.append(read[0])
+            padding.append(read[1])
+            continue
+        if not line:
+            continue
+        if raw and not _spelled_out(raw, channel):
+            return False
+        raw = []
+        one = _Line(line)
+        if not isinstance(one.value, dict):
+            parts.append(one.text if one.value is None else one.value)
+            continue
+        parts.append(one.value)
+        found: dict[Channel, list[_Piece]] = {}
+        _collect(one.value, 0, _kind(one.value), (), found)
+        for name, pieces in found.items():
+            channel = channels.setdefault(name, [])
+            channel += [piece.text for piece in pieces]
+        if len(found) == 1 and len(pieces) == 1 and len(runs) < _MANY_TEMPLATES:
+            template = Template.of(line, one.value, pieces[0].path, pieces[0].text)
+            if template is not None:
+                padding = []
+                runs.append((template, channel, padding))
+        else:
+            template = None
+    if raw and not _spelled_out(raw, channel):
+        return False
+    if not rules.holds_nothing(text, parts):
+        return False
+    if not all(rules.hold_nothing(said + padded, run.value) for run, said, padded in runs):
+        return False
+    return all(rules.redact_text(joined)[0] == joined for joined in map("".join, channels.values()))
+
+
+def _spelled_out(raw: list[str], into: list[str]) -> bool:
+    """Add the texts that JSON spells as `raw` to `into`; False where one is no JSON."""
+    try:
+        spelled = '","'.join(raw)
+        into += json.loads(f'["{spelled}"]') if "\\" in spelled else raw
+    except ValueError:
+        return False
+    return True
 
 
 class _Piece(NamedTuple):

@@ -68,7 +68,7 @@ def loads(text: str) -> Json:
     try:
         data = text.encode()
         fast: Json = orjson.loads(data)
-        if _spells_each_key_once(data, orjson.dumps(fast)):
+        if spells_each_key_once(data, orjson.dumps(fast)):
             return fast
     except (ValueError, TypeError):  # the second for what is nested deeper than it writes
         pass
@@ -79,7 +79,7 @@ def loads(text: str) -> Json:
     return value
 
 
-def _spells_each_key_once(text: bytes, dumped: bytes) -> bool:
+def spells_each_key_once(text: bytes, dumped: bytes) -> bool:
     """Whether `text` has no key that `dumped`, the JSON of its value, lacks; False where that is not certain.
 
     A quote before a colon ends a key or stands in a string. Without `\\u` every such place of `dumped` is one of

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sftrace_otel.core.redact import assignments, documents, jsontext
 from sftrace_otel.core.redact.credentials import MARK
@@ -84,6 +84,13 @@ def _any_of(values: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
 
+def _keys_of(value: Json) -> set[str]:
+    """All keys in `value`."""
+    if isinstance(value, dict):
+        return set(value).union(*map(_keys_of, value.values()))
+    return set().union(*map(_keys_of, value)) if isinstance(value, list) else set()
+
+
 def _settled(text: str, redact: Callable[[str], str]) -> str:
     """`text` redacted until it does not change any more; the mark where it does not come to rest."""
     for _ in range(_ROUNDS):
@@ -92,6 +99,18 @@ def _settled(text: str, redact: Callable[[str], str]) -> str:
             return text
         text = again
     return MARK
+
+
+class Vouched(NamedTuple):
+    """What a policy found out about a body.
+
+    Attributes:
+        rules: By which rules: the texts known to be clean by them, a new set with each secret that is learned.
+        data: The body as it may be written; the very same where it holds no secret.
+    """
+
+    rules: object
+    data: bytes
 
 
 class RedactionPolicy:
@@ -221,6 +240,26 @@ class RedactionPolicy:
         redacted = _settled(text, partial(documents.redact, self))
         return redacted, redacted != text
 
+    def vouched(self, data: bytes, dumped: bytes) -> Vouched | None:
+        """That the JSON body `data` is without secrets, None where that is not certain.
+
+        `dumped` is the JSON of its value (orjson's, keys in their order), which `look` has just found clean: what
+        `redact_document` would ask of the value is known then.
+        """
+        rules = self._clean
+        if data[:1] not in (b"{", b"[") or not jsontext.spells_each_key_once(data, dumped):
+            return None
+        return None if self._texts.holds_known(data) else Vouched(rules, data)
+
+    def cleaned(self, data: bytes) -> Vouched:
+        """`redact_bytes`, to be kept."""
+        rules = self._clean
+        return Vouched(rules, self.redact_bytes(data))
+
+    def vouches(self, said: Vouched | None) -> bool:
+        """Whether what was said of a body still holds: no secret was learned since."""
+        return said is not None and said.rules is self._clean
+
     def redact_bytes(self, data: bytes) -> bytes:
         """A body that is no UTF-8, without secrets: text parts of a multipart body, text in another encoding, what is
         packed. Where the place of a secret cannot be told, the mark alone stands for the whole."""
@@ -307,6 +346,14 @@ class RedactionPolicy:
         a known value may be spelled by what is between them, such as the JSON of a service account.
         """
         return self.is_clean(parts) and not self._texts.holds_known(text.encode("utf-8", "surrogatepass"))
+
+    def hold_nothing(self, texts: list[str], below: Json) -> bool:
+        """Whether `texts` are certainly without secrets wherever they stand in `below`, which `look` has found clean:
+        no key there may say anything of what stands under it."""
+        if not self._plain_names.issuperset(_keys_of(below)):
+            return False
+        longer = [text for text in texts if len(text) >= SHORTEST_SECRET]
+        return not longer or not self._texts.suspicious(longer)
 
     def look(self, value: object, room: int = _NO_LIMIT) -> Look:
         """A first look at `value`: is it plain JSON, at most 100 levels deep, and certainly without secrets?
@@ -413,12 +460,15 @@ class RedactionPolicy:
 
     def _has_named_items(self, items: list[Any]) -> bool:
         """Whether an item is named a secret by the one before it: a header pair, a command line option."""
-        if len(items) < 2 or str not in map(type, items):
+        many = len(items)
+        if many < 2:
             return False
-        if is_secret_pair(self, items):
+        if many == 2 and is_secret_pair(self, items):
             return True
-        options = [index for index, item in enumerate(items[:-1]) if type(item) is str and item.startswith("-")]
-        return any(is_secret_argument(self, items[index], items[index + 1]) for index in options)
+        for place, item in enumerate(items, 1):
+            if type(item) is str and item[:1] == "-" and place < many and is_secret_argument(self, item, items[place]):
+                return True
+        return False
 
     def _are_clean(self, texts: list[str], *, remember: bool) -> bool:
         longer = texts if len(texts) == 1 else [text for text in texts if len(text) >= SHORTEST_SECRET]

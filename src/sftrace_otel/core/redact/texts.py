@@ -50,7 +50,7 @@ _JSON_STARTS = ("{", "[", " ", "\n", "\r", "\t")
 _JSON_ENDS = ("}", "]", " ", "\n", "\r", "\t")
 _USER_OPTION = re.compile(rb"""-(?:u|-user)[\\"']""")
 _PARAMETERS = re.compile(
-    rb"(?:[?&;#](?:" + b"|".join(re.escape(name.encode()) for name in sorted(PARAMETER_NAMES)) + rb")|[_-]key)="
+    rb"[?&;#](?:" + b"|".join(re.escape(name.encode()) for name in sorted(PARAMETER_NAMES)) + rb")="
 )
 _SK = re.compile(rb"k-(?<=sk-)")
 _NAME_BEFORE = re.compile(rb""":[\s\]"'`\\]{0,18}([a-z0-9_.-]{2,64})""")
@@ -213,7 +213,8 @@ class TextRules:
     def _has_secret_parameter(self, text: str, low: bytes, words: tuple[str, ...]) -> bool:
         if b"?" not in low and b"&" not in low and b";" not in low:
             return False
-        return bool(words or _PARAMETERS.search(low) is not None) and self._query.apply(text) != text
+        named = words or b"_key=" in low or b"-key=" in low or _PARAMETERS.search(low) is not None
+        return bool(named) and self._query.apply(text) != text
 
     def _assigns(self, text: str, low: bytes, words: tuple[str, ...], json: bool) -> bool:
         lowered = low.decode("utf-8", "surrogatepass")
