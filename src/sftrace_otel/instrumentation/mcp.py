@@ -13,79 +13,31 @@ Source: ADR 14; semantic conventions, MCP client spans.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sftrace_otel import recorder as recording
-from sftrace_otel.errors import ReplayError, ReplayPolicyError
+from sftrace_otel.errors import ReplayPolicyError
 from sftrace_otel.instrumentation import mcp_served, mcp_transports, replaying, tracing
-from sftrace_otel.instrumentation.exceptions import rebuilt_exception
 from sftrace_otel.instrumentation.failopen import fails_open
-from sftrace_otel.instrumentation.mcp_served import PER_RUN, raw
+from sftrace_otel.instrumentation.mcp_answers import ServedRequest, listed, result_of
+from sftrace_otel.instrumentation.mcp_messages import CALL, SCOPE, Asked, asked, discovering, raw, refusal_of
 from sftrace_otel.instrumentation.opencall import OpenCall
 from sftrace_otel.instrumentation.patching import Patches
-from sftrace_otel.instrumentation.served import Served
 from sftrace_otel.recorder import Recorder, Scope, aside, current_scope, enter, how_ended, leave
 
 if TYPE_CHECKING:
-    from sftrace_otel.core.plan import Outcome, RecordedCall
+    from sftrace_otel.core.plan import RecordedCall
 
 __all__ = ["install", "patched", "uninstall"]
 
-_log = logging.getLogger("sftrace_otel")
-_SCOPE = "sftrace_otel.mcp"
-_CALL = "tools/call"
-_LIST = "tools/list"
 _PROGRESS = 4096
 """How many progress notifications of a call are kept."""
 _TOOL_ERROR = "tool_error"
 """`error.type` of a result with `isError`, as the conventions have it."""
-
-
-# --- what is asked ----------------------------------------------------------------------------------------------------
-
-
-class _Asked:
-    """A request: the name and input of its call, and what its span says."""
-
-    __slots__ = ("attributes", "input", "method", "name", "span_name")
-
-    def __init__(self, session: Any, method: str, params: Mapping[str, Any]) -> None:
-        rest = dict(params)
-        meta = {key: value for key, value in (rest.pop("_meta", None) or {}).items() if key not in PER_RUN}
-        if meta:
-            rest["_meta"] = meta
-        self.method = method
-        self.attributes: dict[str, Any] = {"mcp.method.name": method}
-        version = getattr(session, "_negotiated_version", None)
-        if isinstance(version, str):
-            self.attributes["mcp.protocol.version"] = version
-        if method == _CALL:
-            self.name = str(rest.pop("name", ""))
-            arguments = rest.pop("arguments", None) or {}
-            self.input: Any = {"arguments": arguments, **rest} if rest else arguments
-            self.span_name = f"execute_tool {self.name}"
-            self.attributes["gen_ai.operation.name"] = "execute_tool"
-            self.attributes["gen_ai.tool.name"] = self.name
-            return
-        self.name, self.input, self.span_name = f"mcp {method}", rest, method
-        if method == "prompts/get":
-            self.attributes["gen_ai.prompt.name"] = str(rest.get("name", ""))
-
-
-def _asked(session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Asked:
-    request = args[0] if args else kwargs["request"]
-    data = request.model_dump(by_alias=True, mode="json", exclude_none=True)
-    return _Asked(session, str(data["method"]), data.get("params") or {})
-
-
-def _discovering(session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Asked:
-    version = args[0] if args else kwargs["version"]
-    return _Asked(session, "server/discover", {"protocolVersion": version})
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -96,20 +48,20 @@ class _Recording(OpenCall):
 
     __slots__ = ("method", "progress", "session")
 
-    def __init__(self, recorder: Recorder, session: Any, asked: _Asked) -> None:
+    def __init__(self, recorder: Recorder, session: Any, asked: Asked) -> None:
         self.method = asked.method
         self.progress: list[list[Any]] = []
         self.session = session
         prepared = recorder.prepare(asked.input)
         attributes = asked.attributes
-        if asked.method == _CALL and recorder.settings.content == "span":
+        if asked.method == CALL and recorder.settings.content == "span":
             attributes = {**attributes, "gen_ai.tool.call.arguments": prepared.data.decode()}
         super().__init__(
             recorder,
             "tool",
             asked.name,
             prepared,
-            tracer=_SCOPE,
+            tracer=SCOPE,
             span_name=asked.span_name,
             span_kind=tracing.CLIENT,
             attributes=attributes,
@@ -147,13 +99,13 @@ class _Recording(OpenCall):
         error: dict[str, Any] | None = None
         try:
             answer = raw(result)
-            if self.method == _CALL and answer.get("isError") is True:
+            if self.method == CALL and answer.get("isError") is True:
                 error = self._tool_error(answer)
             prepared = self.recorder.prepare(answer)
             end, status = ("failed", "error") if error else ("finished", "ok")
             digest = self.recorder.end(self.call, prepared, end=end, status=status, error=error, extra=self._extra())
             self.note_output(digest)
-            if digest is not None and self.method == _CALL and self.recorder.settings.content == "span":
+            if digest is not None and self.method == CALL and self.recorder.settings.content == "span":
                 self.span.set_attribute("gen_ai.tool.call.result", prepared.data.decode())
         except Exception as fault:
             self.fault("recording an MCP result", fault)
@@ -173,7 +125,7 @@ class _Recording(OpenCall):
         try:
             described = self.recorder.describe_error(error)
             output = {"error_type": described["type"], "message": described["message"]}
-            refusal = _refusal(error)
+            refusal = refusal_of(error)
             if refusal is not None:
                 output["error"] = refusal
                 self.span.set_attribute("rpc.response.status_code", str(refusal["code"]))
@@ -196,14 +148,6 @@ _in_flight: WeakKeyDictionary[Any, list[_Recording]] = WeakKeyDictionary()
 """The requests of each session that are not answered yet."""
 
 
-def _refusal(error: BaseException) -> dict[str, Any] | None:
-    """Code, message and data of a protocol error, None for another exception."""
-    data: Any = getattr(error, "error", None)
-    if not type(error).__module__.startswith("mcp.") or not hasattr(data, "code"):
-        return None
-    return dict(data.model_dump(by_alias=True, mode="json", exclude_unset=True))
-
-
 def _is_client(session: Any) -> bool:
     """Whether a session is a client's: in mcp 1.x those of servers have the same base."""
     module = sys.modules.get("mcp.client.session")
@@ -211,94 +155,17 @@ def _is_client(session: Any) -> bool:
 
 
 @fails_open("recording an MCP request", None)
-def _begin(recorder: Recorder, session: Any, asked: Callable[..., _Asked], args: Any, kwargs: Any) -> _Recording | None:
+def _begin(recorder: Recorder, session: Any, asked: Callable[..., Asked], args: Any, kwargs: Any) -> _Recording | None:
     if not _is_client(session) or tracing.exporting():
         return None
     return _Recording(recorder, session, asked(session, args, kwargs))
 
 
-# --- replaying --------------------------------------------------------------------------------------------------------
-
-
-class _Served(Served):
-    """The recorded answer to a request. Making it raises a ReplayError where the recording has none."""
-
-    __slots__ = ("method", "model")
-
-    def __init__(self, replay: replaying.Active, asked: _Asked, model: Any) -> None:
-        self.replay = replay
-        self.method = asked.method
-        self.model = model
-        self.thrown = []
-        lineage = current_scope().place()
-        decision = replay.decide("tool", asked.name, replay.prepare(asked.input), lineage=lineage)
-        if decision.action != "serve" or decision.call is None:
-            error = ReplayPolicyError(
-                f"replay: {asked.name} was to go out, and the session that would send it is connected to nothing; MCP "
-                "requests are answered from the recording in every mode"
-            )
-            replay.session.latch(error)
-            raise error
-        self.call = decision.call
-        attributes = {**asked.attributes, **replaying.marks(decision)}
-        self.span = tracing.start_span(_SCOPE, asked.span_name, tracing.CLIENT, attributes)
-
-    async def told(self, callback: Callable[..., Awaitable[None]] | None) -> None:
-        """Tell of the progress that was recorded."""
-        if callback is None:
-            return
-        for told in self.call.outcome.progress:
-            try:
-                await callback(*told)
-            except Exception as error:  # as the SDK does, which goes on without the program's callback
-                _log.warning("sftrace: a progress callback raised %s", type(error).__name__)
-
-    def result(self) -> object:
-        """As `Served.result`, made by the SDK's own model."""
-        try:
-            result = _result_of(self.replay, self.call, self.model)
-        except BaseException as error:
-            tracing.end_span(self.span, error)
-            raise
-        tracing.end_span(self.span, self.call.outcome.error_type)
-        return result
-
-
-def _result_of(replay: replaying.Active, call: RecordedCall, model: Any) -> object:
-    """The recorded result as the SDK's `model` makes it, or its exception raised."""
-    outcome = call.outcome
-    output: Any = outcome.output
-    if outcome.status == "error" and not (isinstance(output, dict) and output.get("isError") is True):
-        raise _rebuilt(call.kind, call.name, outcome)
-    if model is None:
-        return output
-    try:
-        validate = getattr(model, "validate_python", None) or model.model_validate
-        return validate(output)
-    except Exception as error:
-        name = getattr(model, "__name__", "result that the SDK expects")
-        fault = ReplayError(
-            f"replay: the answer to {call.name!r} is no {name} ({type(error).__name__}); the output of an MCP tool has "
-            'the form {"content": [{"type": "text", "text": …}]}'
-        )
-        replay.session.latch(fault)
-        raise fault from error
-
-
-def _rebuilt(kind: str, name: str, outcome: Outcome) -> BaseException:
-    """The recorded exception; a protocol error with its code, message and data."""
-    error: Any = rebuilt_exception(kind, name, outcome)
-    refusal = outcome.output.get("error") if isinstance(outcome.output, dict) else None
-    if isinstance(refusal, dict) and type(error).__module__.startswith("mcp."):
-        error.error = sys.modules["mcp.shared.exceptions"].ErrorData.model_validate(refusal)
-    return error  # type: ignore[no-any-return]
+# --- drivers ----------------------------------------------------------------------------------------------------------
 
 
 def _model(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[1] if len(args) > 1 else kwargs["result_type"]
-
-
-# --- drivers ----------------------------------------------------------------------------------------------------------
 
 
 class _Calling:
@@ -308,7 +175,7 @@ class _Calling:
 
     def __init__(self, session: Any) -> None:
         self.session = session
-        self.answered: _Recording | _Served | None = None
+        self.answered: _Recording | ServedRequest | None = None
         self.result: Any = None
 
     def over(self) -> None:
@@ -322,38 +189,23 @@ _listing: ContextVar[RecordedCall | None] = ContextVar("sftrace_mcp_listing", de
 """The recorded list of tools, for a `call_tool` that checks its result under replay."""
 
 
-def _listed(replay: replaying.Active, served: _Served) -> RecordedCall | None:
-    """The list of tools that the recorded call asked for to check its result, else another one with its tool.
-
-    None where there is none: then nobody checked when it was recorded.
-    """
-    lists = [call for call in replay.session.calls if call.name == f"mcp {_LIST}" and call.input == {}]
-    own = [call for call in lists if call.parent == served.call.index]
-    return next(iter(own or [call for call in lists if served.call.name in _tools_of(call.outcome.output)]), None)
-
-
-def _tools_of(output: Any) -> set[object]:
-    tools = output.get("tools") if isinstance(output, dict) else None
-    return {tool.get("name") for tool in tools or () if isinstance(tool, dict)}
-
-
 async def _send(
     wrapped: Callable[..., Awaitable[Any]], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     replay = replaying._active
     recorder = recording._active
-    listed = _listing.get()
-    if replay is not None and listed is not None:
-        return _result_of(replay, listed, _model(args, kwargs))
+    tools = _listing.get()
+    if replay is not None and tools is not None:
+        return result_of(replay, tools, _model(args, kwargs))
     if replay is not None and _is_client(session):
-        served = _Served(replay, _asked(session, args, kwargs), _model(args, kwargs))
+        served = ServedRequest(replay, asked(session, args, kwargs), _model(args, kwargs))
         await served.told(kwargs.get("progress_callback"))
         result = await served.awaited()
         _is_answered(served, session, result)
         return result
     if recorder is None or replay is not None:
         return await wrapped(*args, **kwargs)
-    return await _recorded(_begin(recorder, session, _asked, args, kwargs), wrapped, args, kwargs)
+    return await _recorded(_begin(recorder, session, asked, args, kwargs), wrapped, args, kwargs)
 
 
 async def _discover(
@@ -362,10 +214,10 @@ async def _discover(
     replay = replaying._active
     recorder = recording._active
     if replay is not None:
-        return await _Served(replay, _discovering(session, args, kwargs), None).awaited()
+        return await ServedRequest(replay, discovering(session, args, kwargs), None).awaited()
     if recorder is None:
         return await wrapped(*args, **kwargs)
-    return await _recorded(_begin(recorder, session, _discovering, args, kwargs), wrapped, args, kwargs)
+    return await _recorded(_begin(recorder, session, discovering, args, kwargs), wrapped, args, kwargs)
 
 
 async def _recorded(
@@ -405,10 +257,10 @@ async def _call_tool(
 
 
 @fails_open("following an MCP tool", False, replay_too=True)
-def _is_answered(request: _Recording | _Served, session: Any, result: Any) -> bool:
+def _is_answered(request: _Recording | ServedRequest, session: Any, result: Any) -> bool:
     """Whether a `call_tool` around the request sees to what comes after its answer."""
     calling = _calling.get()
-    if calling is None or calling.answered is not None or calling.session is not session or request.method != _CALL:
+    if calling is None or calling.answered is not None or calling.session is not session or request.method != CALL:
         return False
     calling.answered, calling.result = request, result
     return True
@@ -421,11 +273,11 @@ async def _check(
     in flight that is the affair of whoever comes first, so it is a part of the call, and under replay no call."""
     calling = _calling.get()
     answered = None if calling is None else calling.answered
-    if replaying._active is not None and isinstance(answered, _Served):
-        listed = _listed(replaying._active, answered)
-        token = _listing.set(listed)
+    if replaying._active is not None and isinstance(answered, ServedRequest):
+        tools = listed(replaying._active, answered)
+        token = _listing.set(tools)
         try:
-            return None if listed is None else await wrapped(*args, **kwargs)
+            return None if tools is None else await wrapped(*args, **kwargs)
         finally:
             _listing.reset(token)
     if recording._active is None or not isinstance(answered, _Recording):

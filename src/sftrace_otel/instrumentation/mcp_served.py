@@ -15,24 +15,16 @@ from typing import Any
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.failopen import fails_open
+from sftrace_otel.instrumentation.mcp_messages import params_of, raw
 from sftrace_otel.instrumentation.patching import Patches
 from sftrace_otel.recorder import Recorder, Run
 
-__all__ = ["PER_RUN", "add", "raw"]
-
-PER_RUN = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
-"""Members of `_meta` that name one sending of a request."""
+__all__ = ["add"]
 
 
 def add(patches: Patches) -> None:
     """Want the SDK's middleware wrapped."""
     patches.add("mcp.server._otel", "OpenTelemetryMiddleware.__call__", _request)
-
-
-def raw(result: Any) -> Any:
-    """A result as it stands on the wire: only what was given, under its own names."""
-    dump = getattr(result, "model_dump", None)
-    return result if dump is None else dump(by_alias=True, mode="json", exclude_unset=True)
 
 
 async def _request(
@@ -59,11 +51,7 @@ def _asked(recorder: Recorder, context: Any) -> Run | None:
     run = recorder.span_run(tracing.current_ids()[1])
     if run is None or run.kind != "trace" or run.journal is not None or run.input is not None:
         return None
-    params = dict(context.params or {})
-    meta = {key: value for key, value in (params.pop("_meta", None) or {}).items() if key not in PER_RUN}
-    if meta:
-        params["_meta"] = meta
-    run.input = recorder.prepare({"method": context.method, "params": params})
+    run.input = recorder.prepare({"method": context.method, "params": params_of(context.params)})
     return run
 
 
