@@ -69,10 +69,10 @@ assert not found, found
 def test_the_surface_is_this_list() -> None:
     assert sorted(sftrace_otel.__all__) == [
         "RecordedDependencyError", "RecordingSession", "RedactionPolicy", "ReplayError", "ReplayExhaustedError",
-        "ReplayMismatchError", "ReplayPolicyError", "ReplaySession", "ReplaySpanProcessor", "SftraceError",
-        "SftraceExporter", "SftraceSpanProcessor",
-        "SftraceTransport", "ToolCall", "Trace", "__version__", "allm_request", "instrument",
-        "keep", "llm_request", "record", "record_state_change", "set_input", "set_output", "trace_tool", "uninstrument",
+        "ReplayMismatchError", "ReplayPolicyError", "ReplaySession", "ReplaySpanProcessor", "SftraceASGI",
+        "SftraceError", "SftraceExporter", "SftraceSpanProcessor", "SftraceTransport", "SftraceWSGI", "ToolCall",
+        "Trace", "__version__", "allm_request", "instrument", "keep", "llm_request", "record", "record_state_change",
+        "set_input", "set_output", "trace_tool", "uninstrument",
     ]  # fmt: skip
     for name in sftrace_otel.__all__:
         assert getattr(sftrace_otel, name) is not None

@@ -24,7 +24,10 @@ from sftrace_otel.bundle import read
 from sftrace_otel.bundle.journal import Begin, End, Head, Journal, Single
 from sftrace_otel.bundle.recover import find_journals, recover
 from sftrace_otel.cli import app
+from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.errors import TraceStorageError
+from sftrace_otel.recorder import Recorder, Scope
+from sftrace_otel.settings import Settings
 
 # Each `ended` number is written to a pipe after the call returned, so what the parent reads had ended.
 WORK = """
@@ -595,3 +598,31 @@ def test_one_output_for_several_journals_is_refused(tmp_path: Path, capsys: pyte
         (tmp_path / f".{name}.sftrace.journal").mkdir()
     assert app.main(["recover", str(tmp_path), "-o", str(tmp_path / "x.sftrace")]) == 2
     assert "name one of them" in capsys.readouterr().err
+
+
+def test_the_input_that_was_said_last_counts(tmp_path: Path) -> None:
+    """A request's body may be read after the first call; the journal then has a second run_start."""
+    made = Recorder(Settings(dir=tmp_path, quiet=True), RedactionPolicy.reference())
+    body = ["only a part"]
+    paths = []
+    for killed in (False, True):
+        run = made.new_run("request")
+        run.inbound = lambda: made.prepare({"body": body[-1]})
+        call = made.begin("tool", "t", made.prepare({}), scope=Scope(run=run), lineage=None)
+        made.end(call, made.prepare(1))
+        body.append(f"the whole {killed}")
+        with run.lock:
+            run.reword()
+        if killed:
+            assert run.journal is not None
+            run.journal.abandon()
+            paths.append(recover(run.journal.folder).path)
+        else:
+            paths.append(made.close_run(run))
+        body.append("only a part")
+    for path, whole in zip(paths, ("the whole False", "the whole True"), strict=True):
+        assert path is not None
+        assert read.validate_bundle(path, strict=False, verify_integrity=True).valid
+        start, *others = read.open_bundle(path).events
+        assert (start.type, start.input) == ("run_start", {"body": whole})
+        assert "run_start" not in {event.type for event in others}

@@ -6,6 +6,7 @@ What is asked elsewhere already, by the same input and for all of the case's "Ri
 | case | test |
 |---|---|
 | C01 | `otel/test_exporter.py::test_batches_are_in_the_bundle_at_exit`, `::test_a_killed_process_leaves_no_bundle_that_claims_to_be_whole` |
+| C03 | `otel/test_runs.py::test_what_is_open_at_exit_is_written_as_unfinished` |
 | C04 | `otel/test_exporter.py::test_a_forked_child_writes_its_own_bundle`, `bundle/test_recover.py::test_workers_write_bundles_of_their_own`, `::test_forked_children_share_no_file_with_the_parent`, `::test_a_lock_held_at_the_fork_does_not_hang_the_child` |
 | C06 | `otel/test_exporter.py::test_everything_that_the_sdk_lets_through_is_recorded` |
 | C07 | `otel/test_exporter.py::test_a_log_handler_that_traces_neither_recurses_nor_hangs`, `::test_no_failure_of_ours_reaches_the_program`; `instrumentation/test_http.py::test_a_full_disk_leaves_the_program_alone` |

@@ -24,7 +24,7 @@ from sftrace_otel import SftraceExporter, SftraceSpanProcessor, record, recorder
 from sftrace_otel.bundle.read import validate_bundle
 from sftrace_otel.recorder import Recorder
 
-from .conftest import CHAT, TOOL, Bundles
+from .conftest import CHAT, TOOL, Bundles, Child
 
 Provider = Callable[..., TracerProvider]
 MINUTE = 60_000_000_000
@@ -399,3 +399,31 @@ def test_spans_that_tell_of_no_agent_are_left_alone(bundles: Bundles, told: Call
     told({"gen_ai.operation.name": "invoke_agent"}, {"gen_ai.operation.name": "chat", "gen_ai.agent.name": "no"})
     [run] = runs(bundles)
     assert "agents" not in run
+
+
+# --- at exit ----------------------------------------------------------------------------------------------------------
+
+OPEN = """
+import openai
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+trace.set_tracer_provider(TracerProvider())
+from sftrace_otel import instrument
+instrument()
+stream = openai.OpenAI(api_key="k", base_url=URL + "/v1").chat.completions.create(
+    model="m", messages=[{"role": "user", "content": "x"}], stream=True
+)
+next(iter(stream))
+KEEP = [stream, trace.get_tracer("agent").start_span("never ended")]
+"""
+
+
+def test_what_is_open_at_exit_is_written_as_unfinished(child: Child, openai_server: Any) -> None:
+    """Case C03."""
+    done = child.run(OPEN.replace("URL", repr(openai_server.url)), OTEL_SFTRACE_QUIET="true")
+    assert done.stderr == ""
+    assert validate_bundle(child.bundles.one(), verify_integrity=True).valid
+    assert [event["input"]["request"]["model"] for event in child.bundles.events("llm_request")] == ["m"]
+    [row] = child.bundles.lines("calls.jsonl")
+    assert row["end"] not in ("finished", "failed")
+    assert list(child.folder.glob("sftraces/.*")) == []

@@ -138,6 +138,8 @@ class RunInfo(TypedDict, total=False):
 
     schema_version: str
     agent: str
+    agents: list[dict[str, str]]
+    kind: str
     losses: dict[str, Any]
     verdict: Verdict
     trace_ids: list[str]
