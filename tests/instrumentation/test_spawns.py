@@ -236,7 +236,7 @@ async def eager_tasks(turns: Turns, order: list[int]) -> list[int]:
     async def one(number: int) -> list[int]:
         return [draw(), await turns.adraw(number)]
 
-    return sum(await asyncio.gather(*map(one, sorted(order))), [])
+    return list(itertools.chain.from_iterable(await asyncio.gather(*map(one, sorted(order)))))
 
 
 @in_loop
