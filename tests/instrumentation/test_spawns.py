@@ -229,6 +229,17 @@ async def task_factory(turns: Turns, order: list[int]) -> list[int]:
 
 
 @in_loop
+async def eager_tasks(turns: Turns, order: list[int]) -> list[int]:
+    """The first step is made inside `create_task`."""
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+
+    async def one(number: int) -> list[int]:
+        return [draw(), await turns.adraw(number)]
+
+    return list(itertools.chain.from_iterable(await asyncio.gather(*map(one, sorted(order)))))
+
+
+@in_loop
 async def tasks_in_contexts(turns: Turns, order: list[int]) -> list[int]:
     loop = asyncio.get_running_loop()
     made = [loop.create_task(turns.adraw(number), context=contextvars.copy_context()) for number in sorted(order)]
@@ -320,6 +331,7 @@ PROGRAMS = [
     threads, subclassed_threads, timers, pool_submit, pool_map, pool_with_contexts, nested_pools, warm_pool,
     done_callbacks, done_callbacks_in_tasks, gathered, task_group, task_factory, tasks_in_contexts, to_thread,
     run_in_executor, anyio_threads, call_later, call_soon, call_soon_threadsafe, tasks_of_callbacks, loops_in_threads,
+    *([eager_tasks] if sys.version_info >= (3, 12) else []),
 ]  # fmt: skip
 
 
