@@ -50,6 +50,8 @@ def tools(every_round: bool) -> Iterator[Row]:
         )
         growth = min(result["last"] / result["first"] for result in results)
         yield Row(what=f"the last tenth of {calls:,} calls / the first tenth (medians)", value=growth, limit=1.3)
+    added = min(worker("tool_calls_worker.py", "idle", "200000")["all"] for _ in range(ROUNDS))
+    yield Row(what="@trace_tool with nothing active, over the bare call", value=added, limit=1.5, unit="µs")
 
 
 def export(every_round: bool) -> Iterator[Row]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of the tool-call row: `ours|stepfork N`.
+"""One turn of the tool-call row: `ours|stepfork|idle N`.
 
 Prints the CPU time of a call in the caller's thread in µs: the mean of all, the median of the first and last tenth.
 Ours makes its span and hands it to our processor as well; stepfork makes none.
@@ -69,8 +69,25 @@ def stepfork(folder: Path, calls: int) -> dict[str, float]:
         return measure(trace_tool(lookup), calls)
 
 
+def idle(folder: Path, calls: int) -> dict[str, float]:
+    """What `@trace_tool` adds to a call of a function of two arguments while nothing records, in µs: best of seven."""
+    import timeit
+
+    from sftrace_otel import trace_tool
+
+    def bare(query: str, page: int) -> str:
+        return query
+
+    traced = trace_tool(bare)
+    best = [
+        min(timeit.repeat(lambda tool=tool: tool("q", 1), number=calls, repeat=7)) / calls * 1e6  # type: ignore[misc]
+        for tool in (bare, traced)
+    ]
+    return {"all": best[1] - best[0]}
+
+
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as scratch:
-        contender = {"ours": ours, "stepfork": stepfork}[sys.argv[1]]
+        contender = {"ours": ours, "stepfork": stepfork, "idle": idle}[sys.argv[1]]
         print(json.dumps(contender(Path(scratch), int(sys.argv[2]))))

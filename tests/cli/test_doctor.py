@@ -94,3 +94,68 @@ def test_a_secret_in_a_variable_is_not_shown(cli: Cli, monkeypatch: pytest.Monke
     monkeypatch.setenv("OTEL_SFTRACE_AGENT", f"desk {secret}")
     for options in ((), ("--json",)):
         assert secret not in cli("doctor", *options).out
+
+
+def test_patterns_are_looked_up_without_an_import(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "agents_of_doctor"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('it was imported')\n")
+    (package / "deep" / "__init__.py").write_text("def search_deep(q): ...\n")
+    (package / "tools.py").write_text(
+        "from json import dumps\nasync def search_web(q): ...\ndef _private(): ...\n"
+        "class Box:\n    def open(self): ...\n    def _hide(self): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = package.name
+    patterns = {
+        f"{name}.tools:*": [f"{name}.tools:search_web"],
+        f"{name}.tools:Box.*": [f"{name}.tools:Box.open"],
+        f"{name}.*:search_*": [f"{name}.deep:search_deep", f"{name}.tools:search_web"],
+        f"{name}.tools:dumps": [f"{name}.tools:dumps"],
+        f"{name}.tools:_private": [f"{name}.tools:_private"],
+    }
+    monkeypatch.setenv("OTEL_SFTRACE_TOOLS", ",".join(patterns))
+    done = cli("doctor", "--json")
+    assert done.code == 0
+    assert {one["text"]: sorted(one["found"]) for one in done.json["tools"]} == patterns
+    assert "Tools by pattern:" in cli("doctor").out
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("no_such_module_here:f", "no source file of no_such_module_here"),
+        ("sftrace_otel.version:nothing", "no function nothing is defined there"),
+        ("sftrace_otel.errors:SftraceError", "name its methods, for instance SftraceError.run"),
+        ("no-colon", "it is not module:callable"),
+    ],
+)
+def test_a_pattern_that_names_nothing_is_a_problem(
+    pattern: str, said: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SFTRACE_TOOLS", pattern)
+    done = cli("doctor")
+    assert done.code == 1
+    assert said in done.out.partition("Problems:")[2]
+
+
+def test_tools_without_an_event_are_named_from_the_recorded_bundles(cli: Cli, tmp_path: Path) -> None:
+    from sftrace_otel.core.redact import RedactionPolicy
+    from sftrace_otel.recorder import Recorder
+    from sftrace_otel.settings import Settings
+
+    recorder = Recorder(Settings(dir=tmp_path / "sftraces", quiet=True), RedactionPolicy.default({}))
+    for _ in range(2):
+        run = recorder.process_run()
+        run.answered.answer("c1", "pay", ["0" * 64])
+        run.open()
+        recorder.close_run(run)
+    out = cli("doctor").out
+    assert out.count("the result of pay went back to the model") == 1 and "OTEL_SFTRACE_TOOLS" in out
+
+
+def test_what_this_process_could_not_follow_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sftrace_otel.instrumentation import tools
+
+    monkeypatch.setitem(tools._unfollowed, "m:f was taken before it was patched", None)
+    assert "m:f was taken before it was patched" in doctor.diagnose({}).not_captured

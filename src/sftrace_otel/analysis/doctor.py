@@ -24,7 +24,7 @@ from sftrace_otel.instrumentation import CLIENTS
 from sftrace_otel.settings import PREFIX, Settings
 from sftrace_otel.version import __version__
 
-__all__ = ["Diagnosis", "EntryPoints", "Folder", "Library", "Requirement", "diagnose"]
+__all__ = ["Diagnosis", "EntryPoints", "Folder", "Framework", "Library", "Pattern", "Requirement", "diagnose"]
 
 _GROUPS = {
     "opentelemetry_distro": "OTEL_PYTHON_DISTRO",
@@ -44,6 +44,12 @@ _BOUNDARIES = {
     "langchain_core": ("langchain-core >= 1.8, < 2", "calls of its tools, those of langgraph's agents too"),
     "pydantic_ai": ("pydantic-ai-slim >= 2.68, < 3", "calls of tools in its toolsets"),
 }
+_FRAMEWORKS = (
+    "mcp", "openai-agents", "pydantic-ai", "pydantic-ai-slim", "langchain-core", "langgraph", "llama-index-core",
+    "crewai", "smolagents", "google-adk", "autogen-core", "haystack-ai", "strands-agents", "dspy",
+)  # fmt: skip
+_LOOKED_AT = 20
+"""Bundles whose verdicts are read, the newest first."""
 _OUTSIDE = {
     "pycurl": "its connections",
     "niquests": "its connections",
@@ -91,6 +97,24 @@ class Library:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Framework:
+    """An agent framework that is installed, and how its tools get recorded."""
+
+    name: str
+    version: str
+    tools: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pattern:
+    """A pattern of OTEL_SFTRACE_TOOLS: what it names by the text of the source files, and why it may name nothing."""
+
+    text: str
+    found: tuple[str, ...]
+    problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Folder:
     """Where bundles go; `problem` is None where that folder can be written to (or made)."""
 
@@ -101,7 +125,8 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """All of it; `problems` is empty where a run started now would be recorded."""
+    """All of it; `problems` is empty where a run started now would be recorded. `recorded`: what kept the newest
+    bundles of the folder from replaying, each once: tools without an event, connections that were not followed."""
 
     version: str
     python: str
@@ -109,6 +134,9 @@ class Diagnosis:
     requirements: tuple[Requirement, ...]
     entry_points: tuple[EntryPoints, ...]
     libraries: tuple[Library, ...]
+    frameworks: tuple[Framework, ...]
+    tools: tuple[Pattern, ...]
+    recorded: tuple[str, ...]
     folder: Folder
     settings: Mapping[str, str]
     not_captured: tuple[str, ...]
@@ -135,9 +163,12 @@ def diagnose(environ: Mapping[str, str], *, directory: str | None = None) -> Dia
         requirements=requirements,
         entry_points=tuple(_entry_points(group, name, environ) for group, name in _GROUPS.items()),
         libraries=libraries,
+        frameworks=tuple(_frameworks()),
+        tools=tuple(_patterns(settings.tools)),
+        recorded=tuple(_recorded(settings.dir)),
         folder=folder,
         settings=_shown(environ),
-        not_captured=(*_outside(), *_ALWAYS_OUTSIDE),
+        not_captured=(*_outside(), *_unfollowed(), *_ALWAYS_OUTSIDE),
         problems=tuple(_problems(environ, settings, fault, requirements, libraries, folder)),
     )
 
@@ -215,6 +246,51 @@ def _patched() -> Iterable[str]:
             yield from boundary.patched()
 
 
+def _frameworks() -> Iterable[Framework]:
+    for name in _FRAMEWORKS:
+        version = _version(name)
+        if version is not None and name not in _BOUNDARIES:
+            how = "decorate the functions with @trace_tool, below the framework's own decorator, or name them in "
+            yield Framework(name=name, version=version, tools=f"{how}{PREFIX}TOOLS")
+
+
+def _patterns(texts: Iterable[str]) -> Iterable[Pattern]:
+    from sftrace_otel.analysis.toolnames import look_up
+
+    for text in texts:
+        found, problem = look_up(text, sys.path)
+        yield Pattern(text=text, found=found, problem=problem)
+
+
+def _unfollowed() -> Iterable[str]:
+    """What this process could not trace everywhere; a boundary that was never loaded has followed nothing."""
+    boundary = sys.modules.get("sftrace_otel.instrumentation.tools")
+    if boundary is not None:
+        yield from boundary.unfollowed()
+
+
+def _recorded(folder: Path) -> Iterable[str]:
+    """Obstacles that the newest bundles name, with the newest bundle that has each."""
+    from sftrace_otel.bundle.read import list_bundles, open_bundle
+    from sftrace_otel.errors import TraceStorageError
+
+    said: dict[str, str] = {}
+    try:
+        newest = [one for one in list_bundles(folder) if one.status != "unreadable"][:_LOOKED_AT]
+    except TraceStorageError:
+        return
+    for summary in newest:
+        try:
+            verdict = open_bundle(summary.path).run.get("verdict", {})
+        except TraceStorageError:
+            continue
+        for obstacle in verdict.get("obstacles", ()):
+            if obstacle.get("kind") in ("untraced_tool", "connection", "websocket"):
+                said.setdefault(f"{obstacle.get('what')}; {obstacle.get('do')}", summary.path.name)
+    for line, name in said.items():
+        yield f"{line} (in {name})"
+
+
 def _folder(path: Path) -> Folder:
     exists = path.is_dir()
     return Folder(path=str(path), exists=exists, problem=_unwritable(path if exists else _nearest(path)))
@@ -256,6 +332,9 @@ def _problems(
     for library in libraries:
         if library.state == "unsupported":
             yield f"{library.name} {library.version} is outside {library.supported}: its calls may be missed"
+    for pattern in _patterns(settings.tools):
+        if pattern.problem is not None:
+            yield f"{PREFIX}TOOLS: {pattern.text} names nothing: {pattern.problem}"
     if folder.problem is not None:
         yield f"bundles cannot be written: {folder.problem}; choose another folder with OTEL_SFTRACE_DIR"
     yield from _switched_off(environ, settings)

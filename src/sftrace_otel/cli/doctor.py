@@ -10,7 +10,7 @@ from sftrace_otel.cli.text import clean, say, say_json, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sftrace_otel.analysis.doctor import Diagnosis
+    from sftrace_otel.analysis.doctor import Diagnosis, Pattern
 
 USAGE = "[--dir DIR] [--json]"
 EXITS = "Exit code: 0 when a run started now would be recorded, else 1."
@@ -50,11 +50,15 @@ def _report(found: Diagnosis) -> list[str]:
         for one in found.entry_points
     ]
     libraries = [(one.name, one.version or "-", one.state, one.supported, one.captures) for one in found.libraries]
+    frameworks = [(one.name, one.version, one.tools) for one in found.frameworks]
     return [
         f"sftrace-otel {clean(found.version)}, Python {clean(found.python)}, {clean(found.platform)}",
         *_section("Needs", table(needs, indent="  ")),
         *_section("OpenTelemetry entry points: chosen, why, registered", table(chosen, indent="  ")),
         *_section("Boundaries", table(libraries, indent="  ")),
+        *_section("Agent frameworks", table(frameworks, indent="  ")),
+        *_section("Tools by pattern", [f"  {_pattern(one)}" for one in found.tools]),
+        *_section("Recorded, and in the way of a replay", [f"  {clean(line)}" for line in found.recorded]),
         *_section("Bundles", [f"  {_folder(found)}"]),
         *_section("Settings", [f"  {clean(name)}={clean(value)}" for name, value in found.settings.items()]),
         *_section("Not captured", [f"  {clean(line)}" for line in found.not_captured]),
@@ -64,6 +68,10 @@ def _report(found: Diagnosis) -> list[str]:
 
 def _section(title: str, lines: list[str]) -> list[str]:
     return ["", f"{title}:", *lines] if lines else []
+
+
+def _pattern(one: Pattern) -> str:
+    return f"{clean(one.text)}: {clean(one.problem or ', '.join(one.found))}"
 
 
 def _folder(found: Diagnosis) -> str:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import functools
+import gc
+import importlib.abc
 import inspect
 import logging
 import sys
@@ -38,7 +40,7 @@ from sftrace_otel.instrumentation.served import SCOPE, Served, unreadable
 from sftrace_otel.instrumentation.steps import UNRECORDED, Items, Steps, async_steps, steps
 from sftrace_otel.recorder import Recorder, Run, current_scope, how_ended
 
-__all__ = ["Tool", "calling", "driver", "install", "patched", "trace_tool", "uninstall"]
+__all__ = ["Tool", "calling", "driver", "install", "patched", "trace_tool", "unfollowed", "uninstall"]
 
 _log = logging.getLogger("sftrace_otel")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -706,62 +708,139 @@ def _made(
 
 # --- OTEL_SFTRACE_TOOLS -----------------------------------------------------------------------------------------------
 
-_installed: list[tuple[Any, str, Any, Any]] = []
+_installed: list[tuple[Any, str, Any, Any, bool]] = []
+"""Owner, attribute, what was there, what is there now, and whether it was the owner's own and not inherited."""
+
 _wanted: dict[str, list[str]] = {}
+"""Module, which may hold wildcards, to paths inside it."""
+
+_hooked: set[tuple[str, str]] = set()
+_said: set[str] = set()
+_unfollowed: dict[str, None] = {}
 _on = False
+_NEVER = ("sftrace_otel", "opentelemetry", "wrapt", "importlib")
+"""Packages in which wildcards name nothing: tracing them would trace the tracing."""
 
 
 def install(patterns: Sequence[str] = ()) -> None:
     """Trace the callables that `module:callable` patterns name, now or once their module is imported.
 
-    `callable` may be a dotted path into a class and may hold `*`, which stands for any names without a leading
-    underscore that the module itself defines. Nothing is imported for it. A pattern that names nothing is logged.
+    Both sides may hold `*` and `?`; `callable` may be a path into a class (`Class.method`, `*Tool.run`). A wildcard
+    stands for names without a leading underscore that the module itself defines; `pkg.*` for every module below `pkg`.
+    Nothing is imported for it. A function that other modules had imported by name is replaced there too; what else
+    holds it is named in a log line and by `unfollowed`. A pattern that names nothing is logged once.
     """
     global _on
     _on = True
     for pattern in patterns:
         module, _, path = pattern.partition(":")
         if not module or not path:
-            _log.warning("OTEL_SFTRACE_TOOLS: %r is not module:callable and has no effect", pattern)
+            _say(f"{pattern!r} is not module:callable and has no effect")
             continue
         paths = _wanted.setdefault(module, [])
         if path not in paths:
             paths.append(path)
+        if _is_wild(module):
+            for name in list(sys.modules):
+                _want(name)
+            if _finder not in sys.meta_path:
+                wrapt.register_post_import_hook(_ignore, _finder.__class__.__name__)  # wrapt's finder goes in first
+                sys.meta_path.insert(0, _finder)
+        else:
+            _register(module, path)
+    if "__main__" in _wanted:
+        _say("the functions of __main__ cannot be patched on import; use @trace_tool there")
+
+
+def _is_wild(text: str) -> bool:
+    return "*" in text or "?" in text
+
+
+def _say(line: str) -> None:
+    if line not in _said:
+        _said.add(line)
+        _log.warning("OTEL_SFTRACE_TOOLS: %s", line)
+
+
+def _ignore(module: ModuleType) -> None:
+    """A hook for a module that nobody has."""
+
+
+def _register(module: str, path: str) -> None:
+    loaded = sys.modules.get(module)
+    if (module, path) not in _hooked:
+        _hooked.add((module, path))
         wrapt.register_post_import_hook(functools.partial(_hook, path), module)
-    main = sys.modules.get("__main__")
-    if main is not None and "__main__" in _wanted:
-        _log.warning("OTEL_SFTRACE_TOOLS: the functions of __main__ cannot be patched on import; use @trace_tool there")
+    elif loaded is not None:
+        _hook(path, loaded)
+
+
+def _want(name: str) -> None:
+    """Have what wildcards name in the module `name` patched once it is imported."""
+    if name.partition(".")[0] in _NEVER:
+        return
+    for module, paths in list(_wanted.items()):
+        if _is_wild(module) and fnmatch.fnmatchcase(name, module):
+            for path in paths:
+                _register(name, path)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds no module: it learns the names of those that are about to be imported."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        try:
+            _want(name)
+        except Exception as error:  # an import must not fail because of us
+            recording.fault("following an import", error)
+
+
+_finder = _Finder()
 
 
 def _hook(path: str, module: ModuleType) -> None:
     """Called when `module` has been imported; must not fail its import."""
-    if not _on:
+    exact = path in _wanted.get(module.__name__, ())
+    if not _on or not (exact or _is_wanted(module.__name__, path)):
         return
     try:
         found = list(_matches(module, path))
-        for owner, attribute in found:
-            _patch(owner, attribute)
-        if not found:
-            _log.warning("OTEL_SFTRACE_TOOLS: %s has no callable %s", module.__name__, path)
+        replaced = tuple(original for owner, attribute in found for original in _patch(owner, attribute))
+        own = tuple(one for one in replaced if isinstance(one, FunctionType) and one.__module__ == module.__name__)
+        if own and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            _follow(module, own)
+        if not found and exact:
+            _say(f"{module.__name__} has no callable {path}{_hint(module, path)}")
     except Exception as error:
-        _log.warning("OTEL_SFTRACE_TOOLS: %s:%s is not traced (%s)", module.__name__, path, type(error).__name__)
+        _say(f"{module.__name__}:{path} is not traced ({type(error).__name__})")
+
+
+def _is_wanted(module: str, path: str) -> bool:
+    return any(_is_wild(one) and path in paths and fnmatch.fnmatchcase(module, one) for one, paths in _wanted.items())
+
+
+def _hint(module: ModuleType, path: str) -> str:
+    named = getattr(module, path, None)
+    return f"; it is a class: name its methods, for instance {path}.run" if isinstance(named, type) else ""
 
 
 def _matches(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
+    """Owner and attribute of each callable that a path names."""
     *parents, last = path.split(".")
-    owner: Any = module
+    owners: list[Any] = [module]
     for parent in parents:
-        owner = getattr(owner, parent)
-    if "*" not in last and "?" not in last:
-        named = getattr(owner, last, None)
-        if callable(named) or _is_of_framework(named):
+        owners = [inner for owner in owners for inner in _classes(module, owner, parent)]
+    for owner in owners:
+        if _is_wild(last):
+            yield from ((owner, name) for name in sorted(vars(owner)) if _is_named(module, owner, name, last))
+        elif any(map(_is_wild, parents)) and last not in vars(owner):
+            continue  # inherited: where it is from is named too, or was not meant
+        elif _is_tool(getattr(owner, last, None)):
             yield owner, last
-        return
-    for name, value in sorted(vars(owner).items()):
-        function = getattr(value, "__func__", value)
-        own = getattr(function, "__module__", None) == module.__name__ and not isinstance(value, type)
-        if not name.startswith("_") and own and callable(function) and fnmatch.fnmatchcase(name, last):
-            yield owner, name
+
+
+def _is_tool(value: object) -> bool:
+    return (callable(value) and not isinstance(value, type)) or _is_of_framework(value)
 
 
 _FRAMEWORKS = frozenset({"agents", "anthropic", "openai"})
@@ -773,13 +852,74 @@ def _is_of_framework(value: object) -> bool:
     return not isinstance(value, type) and type(value).__module__.partition(".")[0] in _FRAMEWORKS
 
 
-def _patch(owner: Any, attribute: str) -> None:
-    original = vars(owner).get(attribute, getattr(owner, attribute))
+def _classes(module: ModuleType, owner: Any, named: str) -> list[Any]:
+    if not _is_wild(named):
+        inner = getattr(owner, named, None)
+        return [] if inner is None else [inner]
+    return [
+        value
+        for name, value in sorted(vars(owner).items())
+        if isinstance(value, type) and value.__module__ == module.__name__ and _fits(name, named)
+    ]
+
+
+def _fits(name: str, wanted: str) -> bool:
+    return not name.startswith("_") and fnmatch.fnmatchcase(name, wanted)
+
+
+def _is_named(module: ModuleType, owner: Any, name: str, wanted: str) -> bool:
+    """Whether a wildcard means this attribute: public, and a function or callable object of the module's own."""
+    if not _fits(name, wanted):
+        return False
+    value = vars(owner)[name]
+    function = getattr(value, "__func__", value)
+    if isinstance(value, type) or not callable(function):
+        return False
+    own = function if inspect.isroutine(function) else type(function)
+    return getattr(own, "__module__", None) == module.__name__
+
+
+def _patch(owner: Any, attribute: str) -> list[Any]:
+    """Put a traced one in the place of an attribute; gives what was there, nothing where it is traced already."""
+    original = inspect.getattr_static(owner, attribute)
     if hasattr(getattr(original, "__func__", original), "__sftrace_tool__") or _is_of_framework(original):
-        return
-    wrapped = trace_tool(original)
+        return []
+    _put(owner, attribute, original, trace_tool(original))
+    return [original]
+
+
+def _put(owner: Any, attribute: str, original: Any, wrapped: Any) -> None:
+    own = attribute in vars(owner)
     setattr(owner, attribute, wrapped)
-    _installed.append((owner, attribute, original, wrapped))
+    _installed.append((owner, attribute, original, wrapped, own))
+
+
+def _follow(module: ModuleType, originals: Sequence[Any]) -> None:
+    """Replace functions of a module that was imported before us where other modules hold them by name, and note those
+    that a list, dictionary, set or class holds, which keeps the original."""
+    known = {id(original): wrapped for _, _, original, wrapped, _ in _installed if isinstance(original, FunctionType)}
+    wanted = {id(original) for original in originals} & known.keys()
+    for other in list(sys.modules.values()):
+        names = getattr(other, "__dict__", None)
+        if other is module or not isinstance(names, dict) or not isinstance(other, ModuleType):
+            continue
+        for name, value in list(names.items()):
+            if id(value) in wanted:
+                _put(other, name, value, known[id(value)])
+    for original in originals:
+        if id(original) in wanted and any(map(_keeps, gc.get_referrers(original))):
+            text = (
+                f"{module.__name__}:{original.__qualname__} was taken before it was patched, and stays untraced there"
+            )
+            _unfollowed[text] = None
+            _say(f"{text}; use @trace_tool on it")
+
+
+def _keeps(holder: object) -> bool:
+    """Whether what refers to a function is a container of the program's: no module, and nothing of ours."""
+    if type(holder) is dict:
+        return "__name__" not in holder and "__wrapped__" not in holder
+    return type(holder) in (list, set) and holder is not _installed
 
 
 def uninstall() -> None:
@@ -787,12 +927,26 @@ def uninstall() -> None:
     global _on
     _on = False
     _wanted.clear()
+    _hooked.clear()
+    _said.clear()
+    _unfollowed.clear()
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
     while _installed:
-        owner, attribute, original, wrapped = _installed.pop()
-        if vars(owner).get(attribute) is wrapped:
+        owner, attribute, original, wrapped, own = _installed.pop()
+        if vars(owner).get(attribute) is not wrapped:
+            continue
+        if own:
             setattr(owner, attribute, original)
+        else:
+            delattr(owner, attribute)
 
 
 def patched() -> list[str]:
     """What is wrapped now by pattern."""
     return [f"{getattr(owner, '__name__', owner)}.{attribute}" for owner, attribute, *_ in _installed]
+
+
+def unfollowed() -> list[str]:
+    """What could not be traced everywhere, in lines for people."""
+    return list(_unfollowed)
