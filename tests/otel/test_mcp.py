@@ -132,12 +132,13 @@ def test_a_server_records_runs_of_its_own_below_its_clients(place: Place) -> Non
     client, server = place.bundle("agent"), place.bundle("server")
     assert (calls(client), calls(server)) == (["mcp initialize", "mcp tools/list", "add"], ["plus"])
     manifest = json.loads((client / "manifest.json").read_text())
-    assert described(server)["origin"] == {"parent_run": manifest["run_id"]}
+    origin = described(server)["origin"]
+    assert origin["parent_run"] == manifest["run_id"]
     start, *_, end = read(server, "events.jsonl")
     assert start["input"]["params"] == {"name": "add", "arguments": {"a": 2, "b": 3}} and start["input"]["method"]
     assert end["output"]["structuredContent"] == {"result": 5}
     mine = {row["trace_id"] for row in read(client, "calls.jsonl")[1:]}
-    assert {row["trace_id"] for row in read(server, "calls.jsonl")[1:]} < mine
+    assert {row["trace_id"] for row in read(server, "calls.jsonl")[1:]} == {origin["remote_parent"]["trace_id"]} < mine
     started.unlink()
     assert "5\n" in place.run(*REPLAY, client, "--", *program)
     assert not started.exists()
