@@ -250,13 +250,18 @@ def _make_item(original: Function) -> Function:
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         if recording._active is not None or replaying._active is not None:
             try:
-                if not (_inside() and guard.is_inside()):
+                if not (_inside() and guard.is_inside()) and not _is_telemetry(args[1] if len(args) > 1 else None):
                     self._sftrace_spawned = _spawned()
             except Exception as error:
                 _fault("following a job", error)
         original(self, *args, **kwargs)
 
     return made
+
+
+def _is_telemetry(function: Any) -> bool:
+    """Whether a job is OpenTelemetry's or ours: it comes with its set-up, which a replay has another one of."""
+    return str(getattr(function, "__module__", None)).startswith(("opentelemetry.", "sftrace_otel."))
 
 
 def _run_item(original: Function) -> Function:

@@ -252,6 +252,7 @@ def pre_instrument() -> None:
         if _replay_wanted():
             _start_replay()
             _own_ids()
+            recording.restart_lineage()  # what was set up until now is none of the program's doing
         elif recording_off(os.environ) is None and read_settings({}) is not None:
             if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
                 trace.set_tracer_provider(TracerProvider())  # no configurator ran, and spans need a provider
