@@ -156,7 +156,7 @@ def family(folder: Path, run_id: str) -> Family:
 
 
 def _below(run_id: str, above: Mapping[str, str | None]) -> list[str]:
-    """`run_id` and what belongs to it, parents before children. What goes on for `run_id` itself is its own run."""
+    """`run_id` and what belongs to it, parents before children; a run that goes on for another counts as below it."""
     known = [run_id]
     for one in known:
         known += [below for below, parent in above.items() if parent == one and below not in known]

@@ -68,9 +68,9 @@ def _create_task(original: Function) -> Function:
         try:
             above = _getframe(1)
             if (
-                (_inside() and guard.is_inside())
-                or above.f_code.co_name == "__del__"
+                above.f_code.co_name == "__del__"
                 or (above.f_back or above).f_code.co_name == "__del__"
+                or (_inside() and guard.is_inside())
                 or (type(coro) is not CoroutineType and type(coro).__name__ == "async_generator_athrow")
             ):
                 # What a client spawns to connect is not the program's: a replay connects nowhere, and later slots would
@@ -125,13 +125,16 @@ def _back(token: Token[Scope | None]) -> None:
 # --- callbacks --------------------------------------------------------------------------------------------------------
 
 
+_followed_callbacks = False
+"""Whether there has been one yet: a context may be a copy of its."""
+
+
 def _call_soon(original: Function, safe: bool = False) -> Function:
     """`safe`: what may be called by any thread."""
 
     def call_soon(self: Any, callback: Any, *args: Any, context: Context | None = None) -> Any:
         if context is not None:  # each step of a task comes by here
-            held = context.get(_variable)
-            if held is not None and held.task is CALLBACK:
+            if _followed_callbacks:
                 _unplaced(context)
             if args:
                 return original(self, callback, *args, context=context)
@@ -169,6 +172,8 @@ def _called_back(loop: Any, function: Any) -> Token[Scope | None] | None:
         return None
     scope = aside() if _inside() and guard.is_inside() else spawn(loop)
     if type(scope) is Scope:
+        global _followed_callbacks
+        _followed_callbacks = True
         scope.task = CALLBACK
     return enter(scope)
 
@@ -176,7 +181,9 @@ def _called_back(loop: Any, function: Any) -> Token[Scope | None] | None:
 @fails_open("following a callback", None)
 def _unplaced(context: Context) -> None:
     """What was to be called when a future is done: a callback's own scope is not that of its callbacks."""
-    unfollowed(context)
+    held = context.get(_variable)
+    if held is not None and held.task is CALLBACK:
+        unfollowed(context)
 
 
 _plumbing: dict[str | None, bool] = {None: True}  # what is built in makes no call of its own
@@ -212,14 +219,14 @@ def _thread_start(original: Function) -> Function:
 
 @fails_open("following a thread", None)
 def _started(thread: Any) -> None:
-    if not _is_own(thread) and not guard.is_inside():
-        thread._sftrace_spawned = _spawned()
+    if not _is_own(thread) and not (_inside() and guard.is_inside()):
+        thread._sftrace_spawned = (spawn_job(), tracing.span_here())
 
 
 def _is_own(thread: Any) -> bool:
     """Whether a library started a thread for itself: the thread's class is the library's, or what it runs is."""
-    module = getattr(getattr(thread, "_target", None), "__module__", None)
-    kind = type(thread).__module__
+    target, kind = getattr(thread, "_target", None), type(thread).__module__
+    module = None if target is None else getattr(target, "__module__", None)
     return (module is not None and _is_module_plumbing(module)) or (kind != "threading" and _is_module_plumbing(kind))
 
 

@@ -271,15 +271,20 @@ def leave(token: Token[Scope | None]) -> None:
 def spawn(loop: Any = None) -> Scope:
     """The scope for a task that is spawned here and now, on `loop` if it is asyncio's."""
     here = _scope.get()
-    if loop is not None and here is not None and here.task is not None and here.task() is _task_of(loop) is not None:
-        slot: int | None = here.count  # what follows, in short, for the usual case
-        here.count += 1
-    else:
-        here = current_scope()
-        if here is UNPLACED:  # nothing is known of what spawns: no more is known of its tasks
-            return here
-        slot = here.slot(loop)
-    path = here.base if here.number < 0 else here.path
+    if loop is not None and here is not None:
+        held = here.task
+        if held is not None and held() is _task_of(loop) is not None:  # `slot`, in short, for the usual case
+            count = here.count
+            here.count = count + 1
+            path = here.base if here.number < 0 else here.path
+            if len(path) <= _DEEPEST:
+                return Scope(path, here.parent, here.run, count)
+            return _Unplaced("", here.parent, here.run)
+    here = current_scope()
+    if here is UNPLACED:  # nothing is known of what spawns: no more is known of its tasks
+        return here
+    slot = here.slot(loop)
+    path = here.path
     if slot is None or len(path) > _DEEPEST:
         return _unplaced(here)
     return Scope(path, here.parent, here.run, slot, live=here.live)
