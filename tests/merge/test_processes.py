@@ -158,7 +158,6 @@ def test_a_program_that_is_started_under_auto_instrumentation(tmp_path: Path) ->
     assert below(joined(tmp_path, [own, child]), "spread") == [{"x": 3}]
 
 
-@pytest.mark.xfail(strict=True, reason="issue 5: what a record() block starts does not know the block's run yet")
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_a_record_block_under_auto_instrumentation(method: str, tmp_path: Path) -> None:
@@ -166,7 +165,6 @@ def test_workers_of_a_record_block_under_auto_instrumentation(method: str, tmp_p
     check_whole(tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="issue 5: what a record() block starts does not know the block's run yet")
 def test_forked_workers_of_a_record_block_belong_to_it(tmp_path: Path) -> None:
     run(tmp_path, sys.executable, "many.py", "record", "fork", "pool")
     check_whole(tmp_path)
