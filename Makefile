@@ -43,7 +43,7 @@ test: lint
 	$(BIN)/pytest -q -n auto --dist loadfile
 
 test-full: docs
-	$(BIN)/pytest -q -m full
+	$(BIN)/pytest -q -m full -n auto --dist loadfile
 
 docs: $(READY)
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs site

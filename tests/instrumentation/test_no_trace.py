@@ -55,7 +55,8 @@ def places() -> Iterator[tuple[Any, str]]:
                 *parents, attribute = path.split(".")
                 for parent in parents:
                     owner = getattr(owner, parent)
-                yield owner, attribute
+                if attribute in vars(owner) or (name, path) not in table._optional:
+                    yield owner, attribute
 
 
 def title(owner: Any) -> str:

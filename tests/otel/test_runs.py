@@ -6,8 +6,8 @@ The recorder's clock is the test's own; nothing here waits.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
-import contextvars
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -177,10 +177,17 @@ def test_calls_without_context_go_to_the_only_open_run_else_to_the_process(bundl
 
 
 def _in_thread(call: Callable[[], object]) -> None:
-    """A thread with an empty context, whatever follows threads."""
-    thread = threading.Thread(target=contextvars.Context().run, args=(call,))
-    thread.start()
-    thread.join()
+    """A thread of which nothing is known: one that the threading module did not start."""
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            done.set()
+
+    _thread.start_new_thread(run, ())
+    assert done.wait(30)
 
 
 # --- its end ----------------------------------------------------------------------------------------------------------
