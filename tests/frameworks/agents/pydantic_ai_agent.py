@@ -133,7 +133,7 @@ def shown(result: Any) -> str:
 
 async def streamed() -> str:
     async with agent.run_stream(what, deps="me") as result:
-        return "|".join([piece async for piece in result.stream_text(delta=True)])
+        return "|".join([piece async for piece in result.stream_text(delta=True, debounce_by=None)])
 
 
 if os.environ.get("INSTRUMENT"):
