@@ -30,7 +30,7 @@ from sftrace_otel.errors import RecordedDependencyError, ReplayError
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.tools import Tool, driver
 
-__all__ = ["Forms", "FrameworkTool", "Methods", "arun", "by_name", "is_traced", "refused", "run"]
+__all__ = ["Forms", "FrameworkTool", "Methods", "arun", "by_name", "is_traced", "owner_of", "refused", "run"]
 
 Members = Callable[[Any], dict[str, Any]]
 
@@ -278,6 +278,11 @@ def _holds_own(hint: Any) -> bool:
 # --- methods of classes that are not known beforehand -----------------------------------------------------------------
 
 
+def owner_of(kind: type, name: str) -> type | None:
+    """The class that `kind` has the attribute `name` from."""
+    return next((base for base in kind.__mro__ if name in vars(base)), None)
+
+
 class Methods:
     """Wrappers around methods of classes that the program defines, put on when such a class is first used.
 
@@ -292,11 +297,11 @@ class Methods:
         self._classes: weakref.WeakSet[type] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def put_on(self, kind: type, name: str) -> type | None:
-        """Wrap the method `name` where `kind` has it from. Gives that class; None where it is nowhere."""
-        owner = next((base for base in kind.__mro__ if name in vars(base)), None)
+    def put_on(self, kind: type, name: str) -> None:
+        """Wrap the method `name` where `kind` has it from."""
+        owner = owner_of(kind, name)
         if owner is None or vars(owner)[name] in self._ours:
-            return owner
+            return
         with self._lock:
             method = vars(owner)[name]
             if method not in self._ours and isinstance(method, (FunctionType, wrapt.FunctionWrapper)):
@@ -304,7 +309,6 @@ class Methods:
                 self._ours.add(wrapper)
                 self._classes.add(owner)
                 setattr(owner, name, wrapper)
-        return owner
 
     def take_off(self) -> None:
         """Put back what was wrapped, where ours is still in place."""

@@ -25,7 +25,15 @@ from typing import Any
 from sftrace_otel import recorder as recording
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.failopen import fails_open
-from sftrace_otel.instrumentation.framework_tools import Forms, FrameworkTool, Methods, by_name, is_traced, refused
+from sftrace_otel.instrumentation.framework_tools import (
+    Forms,
+    FrameworkTool,
+    Methods,
+    by_name,
+    is_traced,
+    owner_of,
+    refused,
+)
 from sftrace_otel.instrumentation.patching import Patches
 
 __all__ = ["install", "patched", "uninstall"]
@@ -97,9 +105,9 @@ def _expect(tool: Any, call_id: str | None, method: str) -> Token[_Expected | No
     """Wrap the method that holds the tool's code, and say that a call of it is coming."""
     if recording._active is None and replaying._active is None:
         return None
-    owner = _methods.put_on(type(tool), method)
-    if method == "_arun" and owner is sys.modules["langchain_core.tools.base"].BaseTool:
-        _methods.put_on(type(tool), "_run")
+    base = sys.modules["langchain_core.tools.base"].BaseTool
+    has_own = method == "_run" or owner_of(type(tool), method) is not base
+    _methods.put_on(type(tool), method if has_own else "_run")
     return _expected.set(_Expected(tool, call_id))
 
 

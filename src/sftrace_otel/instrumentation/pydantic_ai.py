@@ -24,7 +24,15 @@ from sftrace_otel import recorder as recording
 from sftrace_otel.errors import RecordedDependencyError
 from sftrace_otel.instrumentation import replaying
 from sftrace_otel.instrumentation.failopen import fails_open
-from sftrace_otel.instrumentation.framework_tools import Forms, FrameworkTool, Methods, arun, is_traced, refused
+from sftrace_otel.instrumentation.framework_tools import (
+    Forms,
+    FrameworkTool,
+    Methods,
+    arun,
+    is_traced,
+    owner_of,
+    refused,
+)
 from sftrace_otel.instrumentation.patching import Patches
 
 __all__ = ["install", "patched", "uninstall"]
@@ -223,7 +231,7 @@ def _look_at(toolset: Any) -> None:
 
     def visit(leaf: Any) -> None:
         kind = type(leaf)
-        owner = next((base for base in kind.__mro__ if "call_tool" in vars(base)), None)
+        owner = owner_of(kind, "call_tool")
         if owner is None or isinstance(leaf, wrapper) or owner.__module__.partition(".")[0] == "pydantic_ai":
             return
         _methods.put_on(kind, "call_tool")
