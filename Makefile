@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); say make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || { echo "building $(VENV)"; $(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot build a venv (on Debian and Ubuntu: install python3-venv)"; exit 1; }; }
 	@echo "installing into $(VENV)"
-	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
 demo: $(READY)

@@ -351,7 +351,10 @@ def chat_async(url: str) -> list[Any]:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("work", [get, left_open, refused, chat, chat_stream_left, chat_refused, chat_async])
+_LONG = [pytest.param(work, marks=pytest.mark.full) for work in (left_open, refused, chat_refused, chat_async)]
+
+
+@pytest.mark.parametrize("work", [get, chat, chat_stream_left, *_LONG])
 def test_what_is_dropped_goes_when_it_would_have_gone(work: Any, openai_server: Any, bundle_path: Path) -> None:
     lives(openai_server.url, work)  # caches fill
     want = lives(openai_server.url, work)

@@ -65,13 +65,13 @@ def policy() -> RedactionPolicy:
 @pytest.mark.parametrize("words", [WORDS, WORDS[:12]], ids=["secrets", "plain"])
 def test_a_stream_is_redacted_as_event_by_event(policy: RedactionPolicy, words: list[str]) -> None:
     fast = changed = 0
-    for seed in range(50):
+    for seed in range(25):
         text = stream(seed, words)
         slow = documents._lines_one_by_one(policy, text)
         assert documents._lines(policy, text) == slow, seed
         changed += slow != text
         fast += documents._is_clean_stream(policy, text)
-    assert (changed if words is WORDS else fast) > 5
+    assert (changed if words is WORDS else fast) > 2
 
 
 def test_a_secret_cut_over_events_that_are_alike_is_found(policy: RedactionPolicy) -> None:
@@ -83,11 +83,11 @@ def test_a_secret_cut_over_events_that_are_alike_is_found(policy: RedactionPolic
 
 def test_a_stream_is_put_together_as_event_by_event() -> None:
     joined = 0
-    for seed in range(100):
+    for seed in range(40):
         data = stream(seed, WORDS).encode()
         each = [wire._decoded(text) for _, text in wire.sse_events(data) if text.strip() != "[DONE]"]
         objects = [event for event in each if isinstance(event, dict)]
         expected = wire._completion(objects) if any("choices" in event for event in objects) else each
         assert wire.assemble(data) == expected, seed
         joined += len(wire._chunks(data)) < len(each)
-    assert joined > 20
+    assert joined > 8
