@@ -34,6 +34,7 @@ import shutil
 import sys
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -758,7 +759,7 @@ def run_here(
     os.environ["OTEL_SFTRACE_DIR"] = str(folder / "traces")
     os.environ["OTEL_SFTRACE_QUIET"] = "true"
     trace._TRACER_PROVIDER, trace._TRACER_PROVIDER_SET_ONCE = None, Once()
-    recorder.restart_lineage()
+    recorder.lineage.forget_place()
     guard.forget_connections()
     kit.server.requests.clear()
     kit.server.faults.clear()
@@ -961,8 +962,11 @@ def main(request: dict[str, Any]) -> None:
         share, shares = request.get("share", [0, 1])
         for error, count in request.get("errors", {}).items():
             usual = [name for name in names if name not in request.get("leave_out", ())]
-            wanted = request.get("functions") or (chosen(usual, count) if count else usual)
-            for name in wanted[share::shares]:
+            if request.get("functions") or count:
+                mine = (request.get("functions") or chosen(usual, count))[share::shares]
+            else:  # by its name: what one process reached another one may not have
+                mine = [name for name in usual if zlib.crc32(name.encode()) % shares == share]
+            for name in mine:
                 tried("fault", name=name, function=every[name], error=error)
         points = request.get("disk", 0)
         for number in range(points)[share::shares]:

@@ -285,6 +285,7 @@ def _meet_websocket(replay: replaying.Active | None, recorder: Recorder | None, 
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
+@afails_open("recording a request", None)
 async def _let_out(recorder: Recorder | None, request: Any, goes_out: GoesOut | None) -> _Attempt | _Out | None:
     """The attempt that is about to be made, recorded where anything is; None where that failed."""
     if recorder is not None:
@@ -293,7 +294,6 @@ async def _let_out(recorder: Recorder | None, request: Any, goes_out: GoesOut | 
     return _OUT
 
 
-@afails_open("recording a request", None)
 async def _begin(recorder: Recorder, request: Any, goes_out: GoesOut | None = None) -> _Attempt:
     """Begin the exchange of an attempt, off the loop where its body is large."""
     exchange = exchange_of(recorder, _head(request))

@@ -51,4 +51,7 @@ class Keeper:
                     self._thread = None
                     return
                 self._rung = False
-            seconds = self._look()
+            try:
+                seconds = self._look()
+            except Exception:  # the recorder tells of its own faults; the thread goes on
+                seconds = _LINGER
