@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import certifi
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +28,23 @@ def _load(name: str, path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """One authority is enough where all servers are on loopback: to read all of them takes each client 50 ms."""
+    if "SSL_CERT_FILE" not in os.environ:
+        one = Path(certifi.where()).read_text("ascii").partition("-----END CERTIFICATE-----")
+        folder = tempfile.mkdtemp(prefix="sftrace-tests-")
+        session.config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        file = Path(folder) / "authority.pem"
+        file.write_text("".join(one[:2]) + "\n", "ascii")
+        os.environ["SSL_CERT_FILE"] = str(file)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: a collection in a test need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 servers = _load("openai_server", ROOT / "tests" / "servers" / "openai_server.py")
