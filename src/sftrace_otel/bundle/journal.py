@@ -206,6 +206,11 @@ def hold(file: int) -> bool:
     return True
 
 
+def append_to(file: int, line: bytes) -> int:
+    """Write one line and give its length. Raises OSError; of a line that does not fit nothing stays."""
+    return _write(file, line)
+
+
 def _close(file: int) -> None:
     if file >= 0:
         try:

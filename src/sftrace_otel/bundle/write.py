@@ -67,7 +67,7 @@ def finish_folder(
     Raises:
         TraceStorageError: The folder cannot be written, or holds something that is neither file nor folder.
     """
-    with _reporting(folder):
+    with reporting(folder):
         write_file(folder / sftrace.MANIFEST_FILE, [sftrace.dump_manifest(manifest)])
         entries = sftrace.dump_redactions(Redactions(entries=tuple(redactions)))
         write_file(folder / sftrace.REDACTIONS_FILE, [entries])
@@ -77,16 +77,17 @@ def finish_folder(
         for inner, _, _ in os.walk(folder):
             Path(inner).chmod(0o700)
             if fsync:
-                _sync_folder(Path(inner))
+                sync_folder(Path(inner))
 
 
-def publish(folder: Path, target: Path, *, overwrite: bool = False) -> Path:
+def publish(folder: Path, target: Path, *, overwrite: bool = False, suffix: str = SUFFIX) -> Path:
     """Rename a complete folder to `target`.
 
     Args:
-        folder: A folder that `finish_folder` completed, on the same file system.
+        folder: A folder that `finish_folder` or `finish_flight` completed, on the same file system.
         target: Where the bundle goes; its parent is made if need be.
         overwrite: Replace a bundle that is there. Anything else there is never replaced.
+        suffix: What its name must end in: `.sftrace` or `.flight`.
 
     Returns:
         `target`.
@@ -94,14 +95,14 @@ def publish(folder: Path, target: Path, *, overwrite: bool = False) -> Path:
     Raises:
         TraceStorageError: Something is at `target`, or the rename failed; then nothing there has changed.
     """
-    with _reporting(target):
-        require_free(target, overwrite=overwrite)
+    with reporting(target):
+        require_free(target, overwrite=overwrite, suffix=suffix)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if target.exists() and any(target.iterdir()):
             _swap(folder, target)
         else:
             folder.rename(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     return target
 
 
@@ -156,7 +157,7 @@ def save_lines(
         TraceStorageError: As `save`. What the iterators raise passes through; nothing is left behind then either.
     """
     require_free(target, overwrite=overwrite)
-    with _reporting(target), _scratch_folder(target) as folder:
+    with reporting(target), _scratch_folder(target) as folder:
         write_file(folder / sftrace.EVENTS_FILE, lines)
         for name, content in {**(sidecars or {}), **(blobs or {})}.items():
             write_file(_inside(folder, name), [content] if isinstance(content, bytes) else content)
@@ -172,29 +173,29 @@ def filled(target: Path, *, overwrite: bool) -> Iterator[Path]:
     Raises:
         TraceStorageError: As `publish`; or what the block filled in is no bundle.
     """
-    with _reporting(target), _scratch_folder(target) as folder:
+    with reporting(target), _scratch_folder(target) as folder:
         yield folder
         if not is_bundle(folder):
             raise TraceStorageError("there is no bundle in it", where=str(target), code="missing_file")
         for inner, _, _ in os.walk(folder):
             Path(inner).chmod(0o700)
-            _sync_folder(Path(inner))
+            sync_folder(Path(inner))
         publish(folder, target, overwrite=overwrite)
 
 
-def require_free(target: Path, *, overwrite: bool) -> None:
+def require_free(target: Path, *, overwrite: bool, suffix: str = SUFFIX) -> None:
     """Refuse a target that a bundle cannot go to, before any work is done.
 
     Raises:
-        TraceStorageError: The name does not end in `.sftrace`, or something is there that may not be replaced.
+        TraceStorageError: The name does not end in `suffix`, or something is there that may not be replaced.
     """
-    with _reporting(target):
-        _require_free(target, overwrite=overwrite)
+    with reporting(target):
+        _require_free(target, overwrite=overwrite, suffix=suffix)
 
 
-def _require_free(target: Path, *, overwrite: bool) -> None:
-    if target.suffix != SUFFIX:
-        raise TraceStorageError(f"the name of a bundle ends in {SUFFIX}", where=str(target), code="bad_target")
+def _require_free(target: Path, *, overwrite: bool, suffix: str) -> None:
+    if target.suffix != suffix:
+        raise TraceStorageError(f"the name of a bundle ends in {suffix}", where=str(target), code="bad_target")
     if target.is_symlink():
         raise TraceStorageError("is a symlink; bundles are not written through links", where=str(target), code="exists")
     if not target.exists():
@@ -206,7 +207,7 @@ def _require_free(target: Path, *, overwrite: bool) -> None:
     if not overwrite:
         text = "already exists; choose another name, or ask to overwrite it"
         raise TraceStorageError(text, where=str(target), code="exists")
-    if not is_bundle(target):
+    if not (is_bundle(target) if suffix == SUFFIX else is_flight(target)):
         text = "exists and is not a bundle, so it is not overwritten"
         raise TraceStorageError(text, where=str(target), code="exists")
 
@@ -218,6 +219,20 @@ def is_bundle(folder: Path) -> bool:
         return False
     try:
         sftrace.parse_manifest(files[0].read_bytes())
+    except (OSError, FormatError):
+        return False
+    return True
+
+
+def is_flight(folder: Path) -> bool:
+    """Whether `folder` holds a chain and the manifest of one."""
+    from sftrace_otel.formats import flight
+
+    files = (folder / flight.MANIFEST_FILE, folder / flight.EVENTS_FILE)
+    if folder.is_symlink() or not all(path.is_file() and not path.is_symlink() for path in files):
+        return False
+    try:
+        flight.parse_manifest(files[0].read_bytes())
     except (OSError, FormatError):
         return False
     return True
@@ -272,7 +287,7 @@ def _seal(path: Path, *, fsync: bool) -> str:
     return digest.hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Flush a folder's entries, where the system can."""
     flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
     try:
@@ -332,7 +347,7 @@ def _scratch_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _reporting(path: Path) -> Iterator[None]:
+def reporting(path: Path) -> Iterator[None]:
     """Turn an OSError into one line that says what could not be written, and why."""
     try:
         yield

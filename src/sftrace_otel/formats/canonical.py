@@ -3,13 +3,16 @@
 
 Two forms. `dumps` writes the profile `stepfork-json-v0.1` of the `.sftrace` format page: keys by code point, no white
 space, UTF-8, numbers and escapes as CPython's `json.dumps` writes them. `rfc8785` writes RFC 8785, which differs in
-floats, in keys outside the BMP and in ints beyond 2**53.
+floats, in keys outside the BMP and in ints beyond 2**53; `rfc8785_nfc` is what the hashes of `.flight` are over.
 
 Decision: orjson writes, and a walk over the value proves that its bytes are right; else the standard library
 writes. orjson and CPython agree on strings, escapes, key order, ints of 64 bits and floats that are zero or in
 [1e-4, 1e16); orjson differs outside that range, writes NaN as null, and takes tuples, UUIDs and enums for JSON: the
-walk looks for exactly these. Rejected: orjson alone (silently wrong), the standard library alone (5 to 10 times
-slower), and looking for floats in the output (cannot see that a null was a NaN).
+walk looks for exactly these. orjson and RFC 8785 agree on strings, escapes, ints within ±(2**53 - 1), floats that are
+no whole number and in [1e-5, 1e16), and on key order unless an object has both keys outside the BMP and keys from
+U+E000 on; other floats and such objects are spelled here and spliced in. Rejected: orjson alone (silently wrong), the
+standard library or the package `rfc8785` alone (5 to 17 times slower), and looking for floats in the output (cannot
+see that a null was a NaN).
 
 `loads` refuses what other readers would take differently: duplicate keys, NaN and infinities, a byte order mark, bytes
 that are not UTF-8, lone surrogates, and nesting beyond `MAX_DEPTH`. Its fast path is proven by writing the value again:
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterator
 from math import isfinite
 from typing import Any, NoReturn, cast
@@ -42,13 +46,17 @@ MAX_INT_DIGITS = 4300
 MAX_VALUES = 10_000_000
 """Values in one JSON text: an empty container takes 3 bytes there, and 30 times that in memory."""
 
-_SMALL = 1 << 22
 _PLAIN = frozenset({str, int, bool, type(None)})
 _UNPROVEN: Any = object()
 _all_plain = _PLAIN.issuperset
 _SPELLING = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _OPTIONS = _SPELLING | orjson.OPT_SORT_KEYS
+RFC8785_OPTIONS = _OPTIONS | orjson.OPT_STRICT_INTEGER
+"""How orjson is asked for bytes that `is_rfc8785` can prove."""
+_SMALL = 1 << 22
 _SAFE_INT = 2**53 - 1
+_PRIVATE = re.compile(rb"[\xee\xef]")  # U+E000 to U+FFFF
+_ASTRAL = re.compile(rb"[\xf0-\xf4]")  # beyond the BMP
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)  # never fails inside a string: linear
 
 
@@ -91,13 +99,39 @@ def rfc8785(value: Json) -> bytes:
     Raises:
         CanonicalizationError: As `dumps`, and for ints outside ±(2**53 - 1), which RFC 8785 cannot write unrounded.
     """
-    import rfc8785 as _rfc8785
+    data = _rfc8785_proven(value)
+    return _rfc8785_slowly(value) if data is None else data
 
-    _require_json(value, largest_int=_SAFE_INT)
-    try:
-        return _rfc8785.dumps(value)
-    except _rfc8785.CanonicalizationError as error:
-        raise CanonicalizationError(f"{error}; it has no RFC 8785 form") from error
+
+def rfc8785_nfc(value: Json) -> bytes:
+    """The bytes that hashes of `.flight` are over (§3 there): RFC 8785 with every string and key in NFC.
+
+    An int outside ±(2**53 - 1) is the double it denotes, so that `1e16`, which is written `10000000000000000`, has the
+    same bytes when it is read back.
+
+    Raises:
+        CanonicalizationError: As `dumps`; an int beyond the range of a double; or two keys of an object that are equal
+            after NFC.
+    """
+    data = _rfc8785_proven(value)
+    if data is not None and is_nfc(data):
+        return data
+    _require_json(value)
+    return _rfc8785_slowly(_normal(value, ""))
+
+
+def is_nfc(data: bytes) -> bool:
+    """Whether JSON text shows that each string in it is in NFC; False where it does not show.
+
+    The quotes around a string compose with nothing, so the text as a whole can be asked. An escape such as `\\n` before
+    a combining mark looks like a letter before it: then this says False of text that is in NFC.
+    """
+    return data.isascii() or unicodedata.is_normalized("NFC", data.decode())
+
+
+def is_rfc8785(value: Json, data: bytes) -> bool:
+    """Whether `data`, which orjson wrote of `value` with `RFC8785_OPTIONS`, is RFC 8785; False where it may not be."""
+    return _writes_like_ecmascript(value, _order_differs(data)) is True
 
 
 def loads(data: bytes | bytearray | memoryview) -> Json:
@@ -154,6 +188,139 @@ def _writes_like_cpython(value: object) -> bool:
         elif kind not in _PLAIN:
             return False
     return True
+
+
+def _rfc8785_proven(value: Json) -> bytes | None:
+    """RFC 8785 bytes of a value whose parts orjson spells alike, or that can be spelled here; else None."""
+    try:
+        data = orjson.dumps(value, option=RFC8785_OPTIONS)
+        order = _order_differs(data)
+        alike = _writes_like_ecmascript(value, order)
+        if alike is None:
+            return None
+        return data if alike else orjson.dumps(_spelled(value, order), option=RFC8785_OPTIONS)
+    except (TypeError, RecursionError):  # as in `dumps`, and ints beyond 53 bits
+        return None
+
+
+def _order_differs(data: bytes) -> bool:
+    """Whether keys of these bytes may sort differently by UTF-16 code unit and by code point."""
+    return not data.isascii() and _ASTRAL.search(data) is not None and _PRIVATE.search(data) is not None
+
+
+def _writes_like_ecmascript(value: object, order: bool) -> bool | None:
+    """Whether orjson wrote the bytes of RFC 8785; None where `value` holds what is not JSON.
+
+    `order`: whether the order of keys can differ at all.
+    """
+    alike = True
+    pending: list[Any] = [value]
+    for item in pending:
+        kind = type(item)
+        if kind is dict:
+            if order and not _sorts_alike(item):
+                alike = False
+            if not _all_plain(map(type, item.values())):
+                pending += item.values()
+        elif kind is list:
+            if not _all_plain(map(type, item)):
+                pending += item
+        elif kind is float:
+            if not (1e-5 <= item < 1e16 or -1e16 < item <= -1e-5) or item.is_integer():
+                if not isfinite(item):
+                    return None
+                alike = False
+        elif kind not in _PLAIN:
+            return None
+    return alike
+
+
+def _sorts_alike(item: dict[str, Any]) -> bool:
+    """Whether the keys sort by UTF-16 code unit as by code point."""
+    return "".join(item).isascii() or sorted(item) == sorted(item, key=_utf16)
+
+
+def _utf16(key: str) -> bytes:
+    return key.encode("utf-16-be")
+
+
+def _spelled(value: Any, order: bool) -> Any:
+    """`value` with each part that orjson spells otherwise replaced by its bytes."""
+    kind = type(value)
+    if kind is float:
+        return orjson.Fragment(_ecmascript(value))
+    if kind is list:
+        return value if _all_plain(map(type, value)) else [_spelled(item, order) for item in value]
+    if kind is dict:
+        if order and not _sorts_alike(value):
+            members = (
+                orjson.dumps(key) + b":" + orjson.dumps(_spelled(value[key], order), option=RFC8785_OPTIONS)
+                for key in sorted(value, key=_utf16)
+            )
+            return orjson.Fragment(b"{" + b",".join(members) + b"}")
+        return {key: _spelled(item, order) for key, item in value.items()}
+    return value
+
+
+def _ecmascript(number: float) -> bytes:
+    """A finite double as ECMAScript's Number::toString writes it (RFC 8785, 3.2.2.3).
+
+    `repr` gives the same shortest digits; only their layout differs.
+    """
+    if number == 0:
+        return b"0"
+    text = repr(abs(number))
+    digits, _, exponent = text.partition("e")
+    whole, _, fraction = digits.partition(".")
+    point = len(whole) + int(exponent or 0)
+    digits = (whole + fraction).lstrip("0")
+    point -= len(whole + fraction) - len(digits)
+    digits = digits.rstrip("0")
+    count = len(digits)
+    if count <= point <= 21:
+        text = digits + "0" * (point - count)
+    elif 0 < point <= 21:
+        text = f"{digits[:point]}.{digits[point:]}"
+    elif -6 < point <= 0:
+        text = f"0.{'0' * -point}{digits}"
+    else:
+        mantissa = digits if count == 1 else f"{digits[0]}.{digits[1:]}"
+        text = f"{mantissa}e{point - 1:+d}"
+    return (text if number > 0 else f"-{text}").encode()
+
+
+def _rfc8785_slowly(value: Json) -> bytes:
+    import rfc8785 as _rfc8785
+
+    _require_json(value, largest_int=_SAFE_INT)
+    try:
+        return _rfc8785.dumps(value)
+    except RecursionError as error:
+        raise CanonicalizationError("no room on the stack to write a value this deep", code="too_deep") from error
+    except _rfc8785.CanonicalizationError as error:
+        raise CanonicalizationError(f"{error}; it has no RFC 8785 form") from error
+
+
+def _normal(value: Any, pointer: str) -> Any:
+    """A JSON value with its text in NFC and its ints as RFC 8785 takes numbers."""
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, list):
+        return [_normal(item, f"{pointer}/{index}") for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        members: dict[str, Any] = {}
+        for key, item in value.items():
+            name = unicodedata.normalize("NFC", key)
+            if name in members:
+                raise CanonicalizationError(f"two keys are {printable(name)} after NFC", where=pointer)
+            members[name] = _normal(item, f"{pointer}/{key}")
+        return members
+    if isinstance(value, int) and not isinstance(value, bool) and not -_SAFE_INT <= value <= _SAFE_INT:
+        try:
+            return float(value)
+        except OverflowError:
+            raise CanonicalizationError("an int beyond the range of a double", where=pointer) from None
+    return value
 
 
 def _dumps_slowly(value: Json) -> bytes:
