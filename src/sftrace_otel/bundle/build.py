@@ -57,7 +57,7 @@ class Closing:
     created_ns: int
     status: Literal["completed", "failed", "running"]
     failure: tuple[str, str] | None
-    duration_ms: int
+    duration_ms: int | None
     python: str
     os: str
     version: str
@@ -92,7 +92,9 @@ def manifest_of(closing: Closing, counts: Counts) -> Manifest:
         created_at=timestamp(closing.created_ns),
         status=closing.status,
         failure=None if failure is None else Failure(type=failure[0], message=failure[1], step=counts.failure_step),
-        environment=Environment(python=closing.python, os=closing.os, stepfork_version=closing.version),
+        environment=Environment(
+            python=closing.python or None, os=closing.os or None, stepfork_version=closing.version or None
+        ),
         totals=Totals(
             events=counts.events,
             llm_calls=counts.llm,

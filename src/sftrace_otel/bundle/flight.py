@@ -76,6 +76,7 @@ class FlightWriter:
         earlier: The journal of a writer that died, at the place where this one would have been; None if there is none.
         size: Bytes written so far.
         head, count: `hash` of the last event, and how many there are.
+        overwrite: May be changed until `close`.
 
     Raises:
         TraceStorageError: `path` is no place for a bundle (`bad_target`, `exists`), another writer is at it
@@ -102,7 +103,7 @@ class FlightWriter:
         self.size = 0
         self.head = GENESIS
         self.count = 0
-        self._overwrite = overwrite
+        self.overwrite = overwrite
         self._fsync = fsync
         self._sync = fsync == "event"
         self._spill = spill_bytes
@@ -232,7 +233,7 @@ class FlightWriter:
             try:
                 with reporting(self.folder):
                     finish_flight(self.folder, manifest, fsync=self._fsync != "never")
-                return publish(self.folder, self.target, overwrite=self._overwrite, suffix=SUFFIX)
+                return publish(self.folder, self.target, overwrite=self.overwrite, suffix=SUFFIX)
             finally:
                 self._abandon()
 
@@ -240,6 +241,10 @@ class FlightWriter:
         """Close the file and leave the journal as it is, for `recover`; a forked child does this with its parent's."""
         with self._lock:
             self._abandon()
+
+    def let_go(self) -> None:
+        """As `abandon`, without waiting for the lock: in a forked child nobody may be there to give it back."""
+        self._abandon()
 
     def discard(self) -> None:
         """Remove the journal and everything in it."""

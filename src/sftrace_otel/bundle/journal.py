@@ -55,6 +55,9 @@ class Journal:
         size: Bytes appended so far, sidecars and blobs included.
     """
 
+    takes_requests = False
+    """Whether it is told of a request before its answer (`bundle.chains`)."""
+
     def __init__(self, target: Path, *, fsync: str, head: Head | None = None) -> None:
         self.target = target
         self.folder = target.with_name(f".{target.name}{JOURNAL_SUFFIX}")
@@ -100,8 +103,8 @@ class Journal:
         """Say whose run it is, before anything else."""
         self.append(encode(head) + b"\n")
 
-    def record(self, record: Begin | End | Single) -> None:
-        """Append one record and remember whether they still come in order of time."""
+    def record(self, record: Begin | End | Single, *, sends: bool = False) -> None:
+        """Append one record and remember whether they still come in order of time. `sends` is for other journals."""
         if record.m >= self._last:
             self._last = record.m
         elif record.m > 0:
@@ -125,6 +128,9 @@ class Journal:
             file = self._files[sidecar] = self._open(f"{sidecar}.jsonl")
             line = sidecars.header(sidecar) + b"\n" + line
         self.size += _write(file, line)
+
+    def sent(self, call: int, row: Mapping[str, object]) -> None:
+        """A request goes out; it is in the row that its exchange will have."""
 
     def blob(self, data: bytes) -> str:
         """Store `data` (already redacted) by its digest, before the row that names it; give `sha256:<hex>`."""

@@ -234,10 +234,24 @@ def open_bundle(path: Path | str) -> Bundle:
     Raises:
         TraceStorageError: It is no bundle, or its manifest cannot be read. `code` is an issue code of the format page.
     """
-    store = open_store(path)
+    store = readable_store(path)
     for name in REQUIRED_FILES:
         store.require(name)
     return Bundle(store, _parse_file(store, MANIFEST_FILE, sftrace.parse_manifest))
+
+
+def readable_store(path: Path | str) -> Store:
+    """The files of the bundle at `path`; of a `.flight`, those of the `.sftrace` that it amounts to.
+
+    Raises:
+        TraceStorageError: It cannot be read, or a `.flight` does not verify.
+    """
+    store = open_store(path)
+    if store.path.suffix != ".flight" or store.has(REDACTIONS_FILE):
+        return store
+    from sftrace_otel.bundle.convert import ConvertedStore
+
+    return ConvertedStore(store.path)
 
 
 def load(path: Path | str) -> TraceData:
@@ -251,7 +265,7 @@ def iter_events(path: Path | str) -> Iterator[Event]:
     Raises:
         TraceStorageError: At the first line that is no event, with file, line and reason.
     """
-    return _events(open_store(path))
+    return _events(readable_store(path))
 
 
 def _events(store: Store) -> Iterator[Event]:

@@ -222,8 +222,8 @@ def _bundle_path(output: str | Path) -> Path:
     path = Path(output).expanduser()
     with contextlib.suppress(OSError):  # the working folder may be gone: opening the journal reports that
         path = path.absolute()
-    if path.suffix != ".sftrace":
-        raise TraceStorageError(f"{output}: the path of a bundle ends in .sftrace")
+    if path.suffix not in (".sftrace", ".flight"):
+        raise TraceStorageError(f"{output}: the path of a bundle ends in .sftrace or .flight")
     return path
 
 

@@ -216,6 +216,9 @@ class Exchange:
                 self.recorder.fold(self._http_span)
         else:
             self.call = self._begin_http(body)
+        if self.call is not None and self.recorder.takes_requests(self.call):
+            sent = self.sent if isinstance(self.sent, bytes) else body
+            self.recorder.sent(self.call, self._sent_row(self.call.run.mono0), sent or None, self._vouched)
 
     def _begin_http(self, body: bytes) -> Call | None:
         seen: list[Vouched] = []
@@ -228,6 +231,7 @@ class Exchange:
             scope=self._scope,
             lineage=self._lineage,
             span=self._span,
+            sends=True,
         )
         if call is not None:
             self.recorder.refer(self._http_span, call)
@@ -386,25 +390,30 @@ class Exchange:
         chunks = [[len(part), at - self._started] for part, at in zip(parts, self._chunks, strict=False) if part]
         return b"".join(parts), chunks, removed
 
-    def _row(
-        self, end: str, error: BaseException | None, chunks: list[list[int]], removed: str | None
-    ) -> dict[str, object]:
+    def _sent_row(self, zero: int) -> dict[str, object]:
+        """The row as far as it is known when the request goes out; `zero`: ticks when the run began."""
         policy = self.recorder.policy
-        run = self.call.run if self.call is not None else None
-        zero = run.mono0 if run is not None else self._started
         request: dict[str, object] = {"headers": _redacted(policy, self.head.headers), "body": None}
         if self._sent_cut:
             request["truncated"] = True
-        row: dict[str, object] = {
+        return {
             "attempt": self._number,
             "module": self.head.module,
             "method": self.head.method,
             "url": policy.redact_url(self.head.url),
             "request": request,
             "start_ns": self._started - zero,
-            "end_ns": self.recorder.ticks() - zero,
-            "end": end,
         }
+
+    def _row(
+        self, end: str, error: BaseException | None, chunks: list[list[int]], removed: str | None
+    ) -> dict[str, object]:
+        policy = self.recorder.policy
+        run = self.call.run if self.call is not None else None
+        zero = run.mono0 if run is not None else self._started
+        row = self._sent_row(zero)
+        row["end_ns"] = self.recorder.ticks() - zero
+        row["end"] = end
         if self._status is not None:
             row.update(
                 {

@@ -97,6 +97,7 @@ class LlmCall:
             provider=self.provider,
             model=asked.model,
             span=ids,
+            sends=True,
         )
         if self.call is None:
             return

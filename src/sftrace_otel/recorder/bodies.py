@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sftrace_otel.bundle.journal import Journal
 from sftrace_otel.core.redact import RedactionPolicy, Vouched
+
+if TYPE_CHECKING:
+    from sftrace_otel.bundle.chains import RunJournal
 
 __all__ = ["BLOB_ABOVE", "CleanBody", "clean_body", "moved_chunks", "stored_body"]
 
@@ -39,7 +41,7 @@ def clean_body(policy: RedactionPolicy, data: bytes | None, vouched: Vouched | N
     return CleanBody(text.encode("utf-8") if changed else data, text, changed)
 
 
-def stored_body(journal: Journal, body: CleanBody | None, media: str | None) -> object:
+def stored_body(journal: RunJournal, body: CleanBody | None, media: str | None) -> object:
     """What stands for a body in `wire.jsonl`; large ones and those that are no text go into a blob."""
     if body is None:
         return None

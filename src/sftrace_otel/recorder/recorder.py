@@ -26,12 +26,12 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
 from sftrace_otel.bundle.disk import Budget
-from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Journal, Single
+from sftrace_otel.bundle.journal import NOTHING, Begin, Closing, Counts, End, Head, Single
 from sftrace_otel.core.mapping import MappedCall, SpanRecord
 from sftrace_otel.core.mapping.dialects import results_of
 from sftrace_otel.core.mapping.wire import LLM_HOSTS
@@ -49,6 +49,9 @@ from sftrace_otel.recorder.run import NULL, Call, NoLongerRecords, Run, found_in
 from sftrace_otel.recorder.verdict import Obstacle, obstacles_of
 from sftrace_otel.settings import Settings
 from sftrace_otel.version import __version__
+
+if TYPE_CHECKING:
+    from sftrace_otel.bundle.chains import RunJournal
 
 __all__ = ["Recorder"]
 
@@ -152,8 +155,6 @@ class Recorder:
         self._serves = False
         self._keeper = Keeper(self.sweep)
         self._sweeping = threading.RLock()
-        if "flight" in settings.formats:
-            _log.warning("OTEL_SFTRACE_FORMATS: this version does not write .flight yet; recording .sftrace")
 
     # -- what fails open
 
@@ -366,12 +367,13 @@ class Recorder:
         return run if run is not None and _is_open(run) and run.kind != "process" else None
 
     def allocate(self, run: Run) -> Path:
-        """A file name for a run: `<agent>-<time>-<first 8 of the trace id>-<run>.sftrace`."""
+        """A file name for a run: `<agent>-<time>-<first 8 of the trace id>-<run>.sftrace`, or `.flight`."""
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(run.wall0 / 1e9))
         trace = next(iter(run.trace_ids), "")[:8] or "00000000"
         named = self.policy.redact_text(run.agent or self.agent())[0]
         agent = re.sub(r"[^A-Za-z0-9._-]+", "-", named).strip("-.")[:60] or "agent"
-        name = f"{agent}-{moment}-{trace}-{run.id[4:12]}.sftrace"
+        suffix = ".sftrace" if "sftrace" in self.settings.formats else ".flight"
+        name = f"{agent}-{moment}-{trace}-{run.id[4:12]}{suffix}"
         return self.folder / (name if is_inner_name(name) else f"agent-{name}")
 
     def agent(self) -> str:
@@ -432,9 +434,10 @@ class Recorder:
         run: Run | None = None,
         event_id: str | None = None,
         at: tuple[int, int] | None = None,
+        sends: bool = False,
     ) -> Call | None:
         """Journal the start of a call. `span` is (trace id, span id); `at` (ns since run start, ns since the epoch) for
-        calls known afterwards. None when it could not be recorded."""
+        calls known afterwards; `sends`: what it sends is told next (`sent`). None when it could not be recorded."""
         if _noticing.get():
             return None
         try:
@@ -472,7 +475,8 @@ class Recorder:
                         r=redactions,
                         tags=payload.tags,
                         cut=payload.truncated,
-                    )
+                    ),
+                    sends=sends and self.has_content,
                 )
                 run.open_calls += 1
             finally:
@@ -635,6 +639,28 @@ class Recorder:
             self.policy.learn(os.environ.copy())
         except (KeyError, RuntimeError):  # another thread changes it just now: the next call looks again
             self._variables = -1
+
+    def takes_requests(self, call: Call) -> bool:
+        """Whether the run of `call` is recorded in a format that holds a request before its answer is here."""
+        journal = call.run.journal
+        return journal is not None and journal.takes_requests and self.has_content
+
+    def sent(self, call: Call, row: dict[str, object], request: bytes | None, vouched: Vouched | None = None) -> None:
+        """Journal that an attempt of a call is going out; the body is redacted here, as by `wire`."""
+        run = call.run
+        try:
+            part = row["request"]
+            assert isinstance(part, dict)
+            out = clean_body(self.policy, request, vouched)
+            with run.lock:
+                if not run.closed:
+                    journal = run.opened()
+                    part["body"] = stored_body(journal, out, None)
+                    journal.sent(call.n, row)
+        except Exception as error:
+            self.fault("recording a request", error, run)
+        if self._notices:
+            self.tell()
 
     def wire(
         self,
@@ -1113,7 +1139,7 @@ class Recorder:
             finally:
                 _telling.reset(token)
 
-    def _finish(self, run: Run, journal: Journal) -> tuple[Path, Counts]:
+    def _finish(self, run: Run, journal: RunJournal) -> tuple[Path, Counts]:
         moment = (run.now(), self.clock())
         status: Literal["completed", "failed"] = "completed" if run.failure is None else "failed"
         output = self.content(run.output) if run.output is not None and run.failure is None else None

@@ -19,6 +19,7 @@ from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
 
 if TYPE_CHECKING:
+    from sftrace_otel.bundle.chains import RunJournal
     from sftrace_otel.recorder.recorder import Recorder
 
 __all__ = ["NULL", "Answered", "Call", "NoLongerRecords", "Run", "found_in"]
@@ -79,7 +80,7 @@ class Run:
         self.closed = False
         self.broken = False
         self.path: Path | None = None
-        self.journal: Journal | None = None
+        self.journal: RunJournal | None = None
         self.lock = threading.RLock()  # a log handler of the program may be traced itself
         self.calls = 0
         self.open_calls = 0
@@ -181,7 +182,7 @@ class Run:
         finally:
             self.recorder.tell()
 
-    def opened(self) -> Journal:
+    def opened(self) -> RunJournal:
         """The journal, made on first use with the run_start in it. Raises NoLongerRecords.
 
         The caller holds `lock`, and after releasing it has the recorder `tell` what there is to say.
@@ -193,7 +194,7 @@ class Run:
         journal = None
         try:
             head, start = self.recorder.head(self), self._start()
-            journal = Journal(self.target, fsync=self.recorder.settings.fsync)
+            journal = self._new_journal()
             journal.introduce(head)
             journal.record(start)
         except Exception as error:
@@ -208,6 +209,22 @@ class Run:
             line = f"sftrace: an earlier run did not end; get its bundle with: sftrace recover {journal.earlier}"
             self.recorder.later(partial(self.recorder.say, line))
         return journal
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """What is written: the settings' formats, unless the program named the path of a `.flight`."""
+        if self.explicit and self._target is not None and self._target.suffix == ".flight":
+            return ("flight",)
+        return self.recorder.settings.formats
+
+    def _new_journal(self) -> RunJournal:
+        fsync = self.recorder.settings.fsync
+        if "flight" not in self.formats:
+            return Journal(self.target, fsync=fsync)
+        from sftrace_otel.bundle.chains import new_journal
+
+        fault = partial(self.recorder.fault, "writing .flight", run=self)
+        return new_journal(self.target, formats=self.formats, run_id=self.id, fsync=fsync, fault=fault)
 
     def _place(self) -> Path:
         """What cannot be written when the journal cannot be opened."""
