@@ -12,6 +12,7 @@ What is asked elsewhere already, by the same input and for all of the case's "Ri
 | C07 | `otel/test_exporter.py::test_a_log_handler_that_traces_neither_recurses_nor_hangs`, `::test_no_failure_of_ours_reaches_the_program`; `instrumentation/test_http.py::test_a_full_disk_leaves_the_program_alone` |
 | C09 | `otel/test_exporter.py::test_after_shutdown_it_refuses_quietly_and_the_bundle_stays` |
 | D01, D10 | `formats/test_canonical.py` (every vector and the bulk doubles, against `rfc8785` and `jcs`) |
+| D11 | `flight/test_verify.py::test_row`, `::test_a_good_bundle` |
 | D12 | `formats/test_canonical.py::test_rfc8785_vector` (rows `idempotent`); its `.flight` half below |
 | F02, F03, F08, F10, F12 | `bundle/test_storage_cases.py` |
 | F01 | `bundle/test_storage_cases.py::test_f01_…`, `bundle/test_recover.py` (kills, torn lines, every prefix) |
@@ -60,6 +61,7 @@ from opentelemetry.instrumentation.utils import suppress_http_instrumentation, s
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
 from sftrace_otel import ReplayError, SftraceSpanProcessor
+from sftrace_otel.flight import FlightWriter, open_flight
 from sftrace_otel.formats import canonical
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -297,12 +299,16 @@ def test_d12_canonical_forms_read_back_to_themselves(p: Path) -> None:
     check(p)
 
 
-@pytest.mark.xfail(strict=True, reason="issue 8: the .flight record is hashed in RFC 8785")
-def test_d12_a_flight_record_verifies_what_it_wrote(p: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SFTRACE_FORMATS", "sftrace,flight")
-    with rec(p):
-        tool(lambda x: x)(1e20)
-    assert cli("verify", p.with_suffix(".flight")).code == 0
+def test_d12_a_flight_record_verifies_what_it_wrote(p: Path) -> None:
+    place = p.with_suffix(".flight")
+    numbers = [1e16, 1e20, 9007199254740992.0, -3.5e18]
+    with FlightWriter(place, run_id="r") as chain:
+        chain.append("tool.call", {"name": "f", "input": {"x": numbers}})
+    done = cli("verify", place)
+    assert done.code == 0 and done.err == ""
+    assert b"10000000000000000,100000000000000000000,9007199254740992,-3500000000000000000" in blob(place)
+    (event,) = open_flight(place).events()
+    assert event.body == {"name": "f", "input": {"x": numbers}}
 
 
 # --- F ----------------------------------------------------------------------------------------------------------------

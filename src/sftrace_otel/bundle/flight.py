@@ -16,6 +16,7 @@ import secrets
 import shutil
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -31,7 +32,7 @@ from sftrace_otel.bundle.journal import append_to, hold
 from sftrace_otel.bundle.records import JOURNAL_SUFFIX
 from sftrace_otel.bundle.store import FolderStore, open_store
 from sftrace_otel.bundle.write import is_flight, publish, reporting, require_free, sync_folder, write_file
-from sftrace_otel.errors import FormatError, TraceStorageError
+from sftrace_otel.errors import FormatError, PayloadError, TraceStorageError
 from sftrace_otel.formats import Json, canonical, flight
 from sftrace_otel.formats.flight import (
     EVENTS_FILE,
@@ -49,6 +50,8 @@ __all__ = ["FlightBundle", "FlightValidation", "FlightWriter", "is_flight", "ope
 
 SPILL_BYTES = 16384
 """Canonical bytes of a body above which its biggest members go to blobs."""
+KNOWN_FILES = frozenset({MANIFEST_FILE, EVENTS_FILE})
+"""What may be in a bundle besides its blobs."""
 MAX_FINDINGS = 1000
 """Findings that a verification keeps; of the others it says how many there were."""
 _SMALLEST_SPILL = 256  # a reference takes about as much
@@ -165,6 +168,7 @@ class FlightWriter:
         Raises:
             TraceStorageError: The writer is closed or of another process, or the file cannot be written; a line that
                 did not fit is taken back.
+            PayloadError: A member of the body has a name that means something else (`flight.RESERVED`) or is not NFC.
             CanonicalizationError: The body has no canonical form.
         """
         stored, content, kept = self._stored(body)
@@ -330,7 +334,12 @@ def _capabilities(kind: str, stored: bytes) -> Iterator[str]:
 
 
 def _encoded(body: Mapping[str, Any], blob: BlobSink, scrub: Callable[[str], str]) -> dict[str, Any]:
-    """A body's members in their stored form. The body itself is ours, so its own names are no literal."""
+    """A body's members in their stored form. Their names are the type's, so none may look like ours."""
+    if isinstance(body, flight.Stored):
+        return dict(body)
+    for name in body:
+        if name in flight.RESERVED or not unicodedata.is_normalized("NFC", name):
+            raise PayloadError(f"a member of a body cannot be named {canonical.printable(name)}")
     return {name: flight.encode_value(item, blob, scrub=scrub) for name, item in body.items()}
 
 
@@ -408,9 +417,13 @@ class FlightBundle:
         """The program's value of what a body holds (`flight.decode_value`). Raises FormatError."""
         return flight.decode_value(stored, self.blob)
 
-    def verify(self) -> FlightValidation:
-        """Check everything (§6), in one pass and constant memory. Faults are in the answer, never raised."""
-        return _verify(self)
+    def verify(self, *, strict: bool = False) -> FlightValidation:
+        """Check everything (§6), in one pass and constant memory. Faults are in the answer, never raised.
+
+        Args:
+            strict: A file that is no part of the format is a finding, not a warning.
+        """
+        return _verify(self, strict)
 
     def _blob_file(self, digest: str) -> str:
         try:
@@ -421,7 +434,7 @@ class FlightBundle:
             raise self.store.fault(name, "the blob is missing", code="blob_missing")
         return name
 
-    def _look_at(self, digest: str) -> tuple[int, str]:
+    def look_at(self, digest: str) -> tuple[int, str]:
         """Size and digest of a blob, without holding it in memory."""
         name, found, size = self._blob_file(digest), sha256(), 0
         for chunk in self.store.chunks(name):
@@ -443,7 +456,7 @@ class FlightValidation(Struct, frozen=True):
     """The outcome of `verify_flight`.
 
     Attributes:
-        findings: What is wrong, in order; at most `MAX_FINDINGS`, then one that says how many more there were.
+        findings: What is wrong, in order; after `MAX_FINDINGS` one that says how many more there were.
         exit_code: 0 valid, 1 invalid, 2 unreadable.
         run_id, head_hash, event_count: What the events say; to be noted elsewhere, since a chain alone cannot show
             that all of it was written anew.
@@ -478,47 +491,68 @@ def open_flight(path: Path | str) -> FlightBundle:
     return FlightBundle(store)
 
 
-def verify_flight(path: Path | str) -> FlightValidation:
-    """Check a `.flight` bundle (§6). Faults are in the answer, never raised."""
+def verify_flight(path: Path | str, *, strict: bool = False) -> FlightValidation:
+    """Check a `.flight` bundle (§6), as `FlightBundle.verify`. Faults are in the answer, never raised."""
     try:
-        return open_flight(path).verify()
+        return open_flight(path).verify(strict=strict)
     except TraceStorageError as error:
         finding = Finding(error.code, str(error), location=str(path))
         return FlightValidation((finding,), 2)
 
 
-def _verify(bundle: FlightBundle) -> FlightValidation:
-    findings: list[Finding] = []
-    more = 0
+def _verify(bundle: FlightBundle, strict: bool) -> FlightValidation:
+    findings = _Findings()
     manifest: FlightManifest | None = None
     try:
         manifest = flight.parse_manifest(bundle.store.read(MANIFEST_FILE))
     except FormatError as error:
-        findings.append(_finding_of(error, MANIFEST_FILE))
-    checker = ChainChecker(manifest.run_id if manifest else None, bundle._look_at)
+        findings.add(_finding_of(error, MANIFEST_FILE))
+    checker = ChainChecker(manifest.run_id if manifest else None, bundle.look_at)
     try:
         for line in bundle.lines():
             for finding in checker.line(line):
-                if len(findings) < MAX_FINDINGS:
-                    findings.append(finding)
-                else:
-                    more += 1
+                findings.add(finding)
     except TraceStorageError as error:
-        findings.append(_finding_of(error, EVENTS_FILE))
+        findings.add(_finding_of(error, EVENTS_FILE))
     else:
         if manifest is not None:
-            findings += checker.end(manifest)
-    if more:
-        findings.append(Finding("more_findings", f"and {more} more"))
+            for finding in checker.end(manifest):
+                findings.add(finding)
+    unlisted = list(_unlisted(bundle, checker))
+    if strict:
+        for name, text in unlisted:
+            findings.add(Finding("unlisted_file", text, location=name))
+    warnings = [*_spelling(checker), *(() if strict else (text for _, text in unlisted))]
     return FlightValidation(
-        findings=tuple(findings),
-        exit_code=flight.exit_code(findings),
+        findings=findings.all(),
+        exit_code=findings.exit_code,
         run_id=checker.run_id,
         head_hash=checker.head,
         event_count=checker.count,
         canonical=not checker.odd,
-        warnings=tuple(_warnings(bundle, checker)),
+        warnings=tuple(warnings),
     )
+
+
+class _Findings:
+    """The first findings, and a count of the rest: a record of a million bad lines must not fill the memory."""
+
+    def __init__(self) -> None:
+        self._kept: list[Finding] = []
+        self._more = 0
+        self.exit_code = 0
+
+    def add(self, finding: Finding) -> None:
+        self.exit_code = max(self.exit_code, flight.exit_code([finding]))
+        if len(self._kept) < MAX_FINDINGS:
+            self._kept.append(finding)
+        else:
+            self._more += 1
+
+    def all(self) -> tuple[Finding, ...]:
+        if not self._more:
+            return tuple(self._kept)
+        return (*self._kept, Finding("more_findings", f"and {self._more} more"))
 
 
 def _finding_of(error: FormatError, name: str) -> Finding:
@@ -527,11 +561,34 @@ def _finding_of(error: FormatError, name: str) -> Finding:
     return Finding(error.code, str(error), field=error.where or None, location=name)
 
 
-def _warnings(bundle: FlightBundle, checker: ChainChecker) -> Iterator[str]:
+def _spelling(checker: ChainChecker) -> Iterator[str]:
     if checker.odd:
-        text = (
-            f"{EVENTS_FILE}: line {checker.odd} is not canonical JSON; its values are right, something respelled them"
-        )
+        text = f"{EVENTS_FILE}: line {checker.odd} is not canonical JSON: its values are right, but respelled"
         if checker.crlf:
             text += "; it ends in CRLF: git or an editor rewrote the line endings (.gitattributes: '*.flight/** -text')"
         yield text
+
+
+def _unlisted(bundle: FlightBundle, checker: ChainChecker) -> Iterator[tuple[str, str]]:
+    """What is in the folder and no part of the bundle, with what to say of it; links are named, not followed."""
+    loose = 0
+    try:
+        for name in bundle.store.names():
+            parts = name.split("/")
+            if name in KNOWN_FILES:
+                continue
+            if parts[0] == flight.BLOBS_FOLDER and name == _blob_place(parts[-1]):
+                loose += checker.has_seen_all and not checker.has_seen(f"sha256:{parts[-1]}")
+            else:
+                yield name, f"{name} is no part of the bundle, and was not read"
+    except TraceStorageError as error:
+        yield str(error.where), str(error)
+    if loose:
+        yield flight.BLOBS_FOLDER, f"{loose} blobs are named by no event, and were not read"
+
+
+def _blob_place(name: str) -> str:
+    try:
+        return flight.blob_name(f"sha256:{name}")
+    except FormatError:
+        return ""

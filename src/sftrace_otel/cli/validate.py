@@ -2,7 +2,7 @@
 """`validate PATH`: every check with its outcome, every finding with its place, and what the verdict covers.
 
 The check list and its order are the field's (seed `003`); a check that could not be made because a file is unreadable
-says so instead of passing.
+says so instead of passing. What ends in `.flight` goes to `chains`.
 """
 
 from __future__ import annotations
@@ -76,9 +76,13 @@ def configure(parser: argparse.ArgumentParser, *, verifying: bool = False) -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Validate and print."""
+    path = locate(arguments)
+    if path.name.rstrip("/").removesuffix(".journal").endswith(".flight"):
+        from sftrace_otel.cli import chains
+
+        return chains.run(arguments, path)
     from sftrace_otel.bundle.read import validate_bundle
 
-    path = locate(arguments)
     result = validate_bundle(path, strict=not arguments.partial, verify_integrity=arguments.verify_integrity)
     if arguments.strict:
         result = _without_foreign_files(result)

@@ -583,7 +583,7 @@ def parse_manifest(data: bytes) -> FlightManifest:
 def _require_known(fields: dict[str, Any]) -> None:
     version, alg, scheme = fields["spec_version"], fields["hash_alg"], fields["canonicalization"]
     if not isinstance(version, str) or version.partition(".")[0] != "0":
-        text = f"{canonical.printable(version)} is not a version that this reads; it reads 0.x"
+        text = f"version {canonical.printable(version)} is not one that this reads; it reads 0.x"
         raise FormatError(text, where="spec_version", code="unsupported_schema")
     if alg != HASH_ALG:
         text = f"{canonical.printable(alg)} is no digest that this knows; it knows {HASH_ALG}"
@@ -694,7 +694,7 @@ class ChainChecker:
         """Check what the manifest commits to, after the last line."""
         if manifest.event_count != self.count:
             if not self.count:
-                text = f"the record is empty; the manifest counts {manifest.event_count} events"
+                text = f"{EVENTS_FILE} is empty; the manifest counts {manifest.event_count} events"
             elif self.count < manifest.event_count:
                 text = f"the record is truncated: {self.count} events of the {manifest.event_count} in the manifest"
             else:
@@ -703,6 +703,15 @@ class ChainChecker:
         if self.head is not None and manifest.head_hash != self.head:
             text = "the last event is not the one that the manifest names: events were cut off, added or changed"
             yield _manifest_finding("head_hash_mismatch", text, "head_hash", manifest.head_hash, self.head)
+
+    def has_seen(self, digest: str) -> bool:
+        """Whether an event named the blob `sha256:<hex>`."""
+        return digest in self._seen
+
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether `has_seen` knows every blob that was named."""
+        return len(self._seen) < _MAX_SEEN
 
     def _holds(self, raw: bytes) -> bool:
         """Whether a line is as our writer makes it and everything in it is right; False also where that is unknown."""
@@ -743,15 +752,16 @@ class ChainChecker:
         prev, self.head = self.head, None
         expected, self._next = self._next, self._next + 1
         if not raw.endswith(b"\n"):
-            yield Finding("torn_line", "the last line has no newline: it was cut", number, location=where)
+            text = f"line {number + 1}: the last line has no newline: it was cut"
+            yield Finding("torn_line", text, number, location=where)
             return
         try:
             event = parse_event(raw)
         except FormatError as error:
             if error.code != "invalid_event":
-                yield Finding("invalid_json", error.reason, number, location=where)
+                yield Finding("invalid_json", f"line {number + 1}: {error}", number, location=where)
             else:
-                text = f"the event is not one: {error}"
+                text = f"line {number + 1}: this is no event: {error}"
                 yield Finding("invalid_event", text, number, error.where or None, location=where)
             return
         if self.run_id is None:
@@ -764,7 +774,8 @@ class ChainChecker:
             *(self._blobs(event.body, number) if self._blob is not None else ()),
         )
         for finding in found:
-            yield msgspec.structs.replace(finding, seq=number, location=where)
+            message = f"line {number + 1}: {finding.message}"
+            yield msgspec.structs.replace(finding, message=message, seq=number, location=where)
         if not found and not self.odd and not _is_canonical(event, raw):
             self.odd, self.crlf = number + 1, raw.endswith(b"\r\n")
 
