@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 
-from sftrace_otel.bundle.build import Closing, Counts
+from sftrace_otel.bundle import flight_out
+from sftrace_otel.bundle.build import Closing, Counts, timestamp
 from sftrace_otel.bundle.flight import FlightWriter
-from sftrace_otel.bundle.flight_out import Projection
 from sftrace_otel.bundle.journal import Journal
 from sftrace_otel.bundle.records import Begin, End, Head, Single
-from sftrace_otel.formats import flight
+from sftrace_otel.formats import Json, flight
 
 __all__ = ["Both", "Chain", "RunJournal", "new_journal"]
 
@@ -36,7 +36,7 @@ class Chain:
         self._writer = FlightWriter(target, run_id=run_id, fsync=fsync, overwrite=True)
         self.folder = self._writer.folder
         self.earlier = self._writer.earlier
-        self._events = Projection(self._writer)
+        self._events = flight_out.Projection(self._writer)
         self._counts = Counts()
         self._open: set[int] = set()
 
@@ -84,7 +84,24 @@ class Chain:
         self._events.close(closing)
         self._counts.open = len(self._open)
         self._writer.overwrite = overwrite
-        return self._writer.close(), self._counts
+        return self._writer.close(extra={flight_out.EXTRA: self._summary(closing)}), self._counts
+
+    def _summary(self, closing: Closing) -> dict[str, Json]:
+        """What a list of bundles shows, so that it need not read the chain. Verbs that judge do not look at it."""
+        failure, traces = closing.failure, closing.run.get("trace_ids")
+        return {
+            "agent": closing.agent,
+            "created_at": timestamp(closing.created_ns),
+            "status": closing.status,
+            "failure": None if failure is None else f"{failure[0]}: {failure[1]}",
+            "duration_ms": closing.duration_ms,
+            "llm_calls": self._counts.llm,
+            "tool_calls": self._counts.tool,
+            "trace_ids": [str(one) for one in traces] if isinstance(traces, list) else [],
+            "tool": closing.version,
+            "origin": str(closing.provenance.get("origin")),
+            "kept": "kept" in closing.run,
+        }
 
     def discard(self) -> None:
         """Remove the journal and everything in it."""

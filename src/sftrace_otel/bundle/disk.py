@@ -23,7 +23,7 @@ from pathlib import Path
 from sftrace_otel.bundle.read import open_bundle
 from sftrace_otel.errors import TraceStorageError
 
-_NAME = re.compile(r".+-\d{8}T\d{6}Z-[0-9a-f]{8}-[0-9a-f]{8}\.sftrace")
+_NAME = re.compile(r".+-\d{8}T\d{6}Z-[0-9a-f]{8}-[0-9a-f]{8}\.(sftrace|flight)")
 _WRITER = "sftrace-otel "
 _ORIGINS = ("recorded", "recovered")
 
@@ -77,6 +77,9 @@ def ours(folder: Path) -> Iterator[_Ours]:
     for name in names:
         path = folder / name
         try:
+            if path.suffix == ".flight":
+                yield from _our_chain(path)
+                continue
             bundle = open_bundle(path)
             manifest, run = bundle.manifest, bundle.run
             mine = (manifest.environment.stepfork_version or "").startswith(_WRITER)
@@ -85,6 +88,16 @@ def ours(folder: Path) -> Iterator[_Ours]:
                 yield _Ours(path, completed, manifest.created_at, size_of(path))
         except (TraceStorageError, OSError):
             continue
+
+
+def _our_chain(path: Path) -> Iterator[_Ours]:
+    from sftrace_otel.bundle.flight import open_flight
+
+    manifest = open_flight(path).manifest
+    told = manifest.extra.get("x-sftrace")
+    if isinstance(told, dict) and str(told.get("tool")).startswith(_WRITER) and told.get("origin") in _ORIGINS:
+        completed = told.get("status") == "completed" and told.get("kept") is not True
+        yield _Ours(path, completed, str(told.get("created_at")), size_of(path))
 
 
 def size_of(folder: Path) -> int:

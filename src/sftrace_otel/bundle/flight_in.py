@@ -82,6 +82,7 @@ class _Call(msgspec.Struct):
     tool_output: Prepared | None = None
     module: str | None = None
     sent: Mapping[str, Any] = {}
+    sent_cut: bool = False
     endpoint: Any = None
     answered: bool = False
     failure: tuple[str, str] | None = None
@@ -255,7 +256,7 @@ class Unchained:
         return Closing(
             run_id=self._run_id,
             agent=str(told.get("agent") or self._head.agent),
-            created_ns=int(told.get("created_ns", self._head.at)),
+            created_ns=_unix_ns(str(told["created_at"])) if "created_at" in told else self._head.at,
             status=word,  # type: ignore[arg-type]
             failure=self._failure if word == "failed" else None,
             duration_ms=told.get("duration_ms", mono // 1_000_000),
@@ -303,7 +304,7 @@ class Unchained:
             self._our_request(event, extra, told)
         elif isinstance(wire, dict) and wire.get("call") in self._calls:
             call = self._calls[int(wire["call"])]
-            call.sent = event.body
+            self._goes_out(call, event, wire)
             self._at[event.seq] = call.n
         else:
             self._their_request(event)
@@ -324,11 +325,18 @@ class Unchained:
         ).begin(raw)
         call = self._calls[begin.n] = _Call(begin.n, begin, True, wired=wired, seq=event.seq)
         self._next = max(self._next, begin.n)
-        call.sent = event.body
+        self._goes_out(call, event, extra.get("wire"))
         self._at[event.seq] = begin.n
         self._to.record(begin)
         self._open_ids.add(begin.n)
         call.text = text
+
+    def _goes_out(self, call: _Call, event: flight.FlightEvent, wire: object) -> None:
+        """The request of an attempt, kept for the row that its answer makes."""
+        call.sent = event.body
+        told = wire if isinstance(wire, dict) else {}
+        call.module = told.get("module") if isinstance(told.get("module"), str) else None
+        call.sent_cut = told.get("truncated") is True
 
     def _http(self, event: flight.FlightEvent) -> dict[str, Any]:
         plain = {name: event.body.get(name) for name in ("method", "url", "headers")}
@@ -358,11 +366,14 @@ class Unchained:
         decoded = self._plain({**event.body, "body": None})
         sent: dict[str, Any] = {"headers": flight.decode_value(asked.get("headers"), self._blob)}
         sent["body"] = self._stored_body(asked.get("body"))
+        if call.sent_cut:
+            sent["truncated"] = True
         told = {key: item for key, item in wire.items() if key not in ("call", "attempt")}
         row: dict[str, Any] = {
             "event_id": call.begin.id,
             "call": call.n,
             "attempt": wire.get("attempt", 0),
+            **({} if call.module is None else {"module": call.module}),
             "method": flight.decode_value(asked.get("method"), self._blob),
             "url": flight.decode_value(asked.get("url"), self._blob),
             "request": sent,

@@ -122,7 +122,7 @@ class Projection:
             "provenance": closing.provenance,
             "closing": {
                 "duration_ms": closing.duration_ms,
-                "created_ns": closing.created_ns,
+                "created_at": timestamp(closing.created_ns),
                 "agent": closing.agent,
                 "python": closing.python,
                 "os": closing.os,
@@ -284,7 +284,7 @@ class Projection:
             if self._started:
                 kind = "x-sftrace.input"
             elif self._head is not None:
-                extra["head"] = _members(self._head, {"run", "agent"})
+                extra["head"] = _members(self._head, {"run", "agent", "at"})
                 body = {"agent": self._head.agent, **body}
         seq = self._put(kind, body, parents, record.m, extra, wall=record.w)
         self._started = True

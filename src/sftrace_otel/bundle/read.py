@@ -247,7 +247,7 @@ def readable_store(path: Path | str) -> Store:
         TraceStorageError: It cannot be read, or a `.flight` does not verify.
     """
     store = open_store(path)
-    if store.path.suffix != ".flight" or store.has(REDACTIONS_FILE):
+    if not _is_chain(store):
         return store
     from sftrace_otel.bundle.convert import ConvertedStore
 
@@ -284,6 +284,8 @@ def parse_lines(store: Store, lines: Iterable[bytes]) -> Iterator[Event]:
 def validate_bundle(path: Path | str, *, strict: bool = True, verify_integrity: bool = False) -> Validation:
     """Check a bundle against the format page; all findings at once, never an exception for a bad bundle.
 
+    A `.flight` is verified as a chain (`bundle.flight.verify_flight`, which tells more), whatever is asked for.
+
     Args:
         path: The bundle.
         strict: Ask for a whole run; else a part of one is enough.
@@ -293,6 +295,8 @@ def validate_bundle(path: Path | str, *, strict: bool = True, verify_integrity: 
         store = open_store(path)
     except TraceStorageError as error:
         return _validation([Issue(error.code, error.reason, location=error.where)], Checker(None), _UNCHECKED, ())
+    if _is_chain(store):
+        return _chain_validation(store.path)
     return _Validator(store, strict, verify_integrity).run()
 
 
@@ -337,6 +341,22 @@ def resolve(where: str, *, dir: Path | str) -> Path:  # noqa: A002
         raise TraceStorageError(text, where=canonical.printable(where, quote=False), code="missing_file")
     text = f"{what} in {canonical.printable(str(dir))}; list what is there with: sftrace ls DIR"
     raise TraceStorageError(text, where=canonical.printable(where, quote=False), code="missing_file")
+
+
+def _is_chain(store: Store) -> bool:
+    """Whether this is a `.flight`: by its name, unless it holds what only a `.sftrace` has."""
+    return store.path.suffix == ".flight" and not store.has(REDACTIONS_FILE)
+
+
+def _chain_validation(path: Path) -> Validation:
+    """What the verification of a chain comes to in the terms of this module."""
+    from sftrace_otel.bundle.flight import verify_flight
+
+    result = verify_flight(path)
+    issues = [Issue(found.code, found.message, location=found.location) for found in result.findings]
+    files = () if issues else (EVENTS_FILE, MANIFEST_FILE)
+    state = "verified" if not issues else "mismatch"
+    return Validation(tuple(issues), result.exit_code, sftrace.RFC8785, state, files, result.warnings)
 
 
 class _Validator:
@@ -536,10 +556,14 @@ def _gc_paused() -> Iterator[None]:
 def _looks_like_bundle(entry: os.DirEntry[str]) -> bool:
     if entry.name.startswith("."):
         return False
+    if entry.name.endswith(".flight"):  # beside a `.sftrace` of this name it is the same run
+        return entry.is_dir() and not _exists(Path(entry.path).with_suffix(".sftrace"))
     return entry.is_dir() if entry.name.endswith(".sftrace") else entry.name.endswith(PACK_SUFFIX) and entry.is_file()
 
 
 def _summary(path: Path) -> Summary:
+    if path.suffix == ".flight":
+        return chain_summary(path)
     try:
         bundle = open_bundle(path)
     except TraceStorageError as error:
@@ -557,6 +581,45 @@ def _summary(path: Path) -> Summary:
         trace_ids=_trace_ids(bundle),
         failure=None if failure is None else f"{failure.type}: {failure.message}",
     )
+
+
+def chain_summary(path: Path) -> Summary:
+    """A `.flight` in a list: what its manifest says, where our writer wrote it; else what its first event says."""
+    from sftrace_otel.bundle.flight import open_flight
+
+    try:
+        chain = open_flight(path)
+        told = chain.manifest.extra.get("x-sftrace")
+        said: dict[str, Json] = told if isinstance(told, dict) else {}
+        first = next(chain.events(), None)
+    except TraceStorageError as error:
+        return Summary(path, "", "", "unreadable", "", None, 0, 0, (), error.reason)
+    agent = said.get("agent") or (first.body.get("agent") if first is not None else None)
+    created, traces = said.get("created_at") or (first.t_wall if first is not None else ""), said.get("trace_ids")
+    return Summary(
+        path=path,
+        run_id=chain.manifest.run_id,
+        agent=str(agent or "unknown"),
+        status=str(said.get("status", "unknown")),
+        created_at=str(created) if _is_time(created) else "",
+        duration_ms=_count(said.get("duration_ms")),
+        llm_calls=_count(said.get("llm_calls")) or 0,
+        tool_calls=_count(said.get("tool_calls")) or 0,
+        trace_ids=tuple(str(one) for one in traces) if isinstance(traces, list) else (),
+        failure=None if said.get("failure") is None else str(said["failure"]),
+    )
+
+
+def _count(value: Json) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _is_time(text: Json) -> bool:
+    try:
+        sftrace.parse_time(str(text))
+    except (FormatError, ValueError):
+        return False
+    return True
 
 
 def _trace_ids(bundle: Bundle) -> tuple[str, ...]:
@@ -587,4 +650,5 @@ def _is_trace(one: Summary, where: str) -> bool:
 
 def _is_name(one: Summary, where: str) -> bool:
     name = one.path.name
-    return where in (name, name.removesuffix(".zip"), name.removesuffix(".zip").removesuffix(".sftrace"))
+    stem = name.removesuffix(".zip").removesuffix(".sftrace").removesuffix(".flight")
+    return where in (name, name.removesuffix(".zip"), stem)

@@ -33,6 +33,7 @@ VERBS = {
     "fork": "write a new bundle up to a step, outputs changed where asked",
     "lineage": "show which bundle came from which, and which parents are missing or were changed",
     "merge": "join the bundles of the processes of one run into one",
+    "convert": "make a .flight of a .sftrace, or the other way",
     "pack": "put a bundle into one file, which every verb reads in place",
     "unpack": "put a packed bundle back into a folder",
     "recover": "make bundles of what killed processes left",

@@ -116,7 +116,7 @@ def _overrides(bundle: Bundle, arguments: argparse.Namespace) -> list[OverrideSp
 def _output(path: Path, given: str | None) -> Path:
     from pathlib import Path as NewPath
 
-    stem = path.name.removesuffix(".zip").removesuffix(".sftrace")
+    stem = path.name.removesuffix(".zip").removesuffix(".sftrace").removesuffix(".flight")
     return NewPath(given) if given else path.with_name(f"{stem}-forked.sftrace")
 
 
