@@ -319,7 +319,8 @@ class _Telling:
         manifest, rows = self._bundle.manifest, self._bundle.calls
         failure = manifest.failure
         scopes = {row.get("call"): row.get("scope") for row in rows if row.get("span") == "recorded"}
-        known = any("span" in row for row in rows)
+        losses = run.get("losses")
+        known = any("span" in row for row in rows) or (isinstance(losses, dict) and "spans_absent" in losses)
         if isinstance(run.get("losses"), dict):
             run["losses"] = {key: item for key, item in run["losses"].items() if key not in _COUNTED}
         provenance = dict(self._bundle.provenance) or {

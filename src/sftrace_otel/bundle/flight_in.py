@@ -30,6 +30,7 @@ from sftrace_otel.bundle.flight_out import (
     http_output,
     json_of,
     llm_input,
+    moved_span,
 )
 from sftrace_otel.bundle.records import NOTHING, Begin, End, Head, Single
 from sftrace_otel.core.mapping import dialects
@@ -148,7 +149,7 @@ class Unchained:
         if handler is not None:
             handler(self, event, extra)
         elif event.type == "x-sftrace.span":
-            self._to.row("spans", self._plain(event.body))
+            self._to.row("spans", moved_span(self._plain(event.body), self._wall0))
         elif event.type == "x-sftrace.wire":
             self._to.row("wire", self._plain(event.body))
         elif event.type.startswith(_ROWS) and event.type.removeprefix(_ROWS).isalpha():
@@ -158,7 +159,8 @@ class Unchained:
 
     def _introduce(self, agent: str, members: Mapping[str, Any], at: int) -> None:
         told = {key: item for key, item in members.items() if key in Head.__struct_fields__}
-        form = {"at": max(0, at), "target": "", "pid": 0, "python": "", "os": "", "version": "", **told}
+        form = {"target": "", "pid": 0, "python": "", "os": "", "version": "", **told}
+        form["at"] = int(told["at"]) if str(told.get("at", "")).isdecimal() else max(0, at)
         self._head = msgspec.convert({**form, "run": self._run_id or "run_unknown", "agent": agent or "unknown"}, Head)
         self._wall0 = self._head.at
         self._to.introduce(self._head)
@@ -378,7 +380,9 @@ class Unchained:
             "url": flight.decode_value(asked.get("url"), self._blob),
             "request": sent,
         }
-        if decoded.get("status") is not None:
+        if decoded.get("status") is None and event.body.get("body") is not None:
+            row["body"] = self._stored_body(event.body.get("body"))
+        elif decoded.get("status") is not None:
             row.update(status=decoded["status"], reason=decoded.get("reason"), headers=decoded.get("headers"))
             row["body"] = self._stored_body(event.body.get("body"))
         row.update(told)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+import orjson
 
 from sftrace_otel.bundle.build import Closing, timestamp
 from sftrace_otel.bundle.flight import FlightWriter
@@ -28,17 +29,9 @@ from sftrace_otel.errors import CanonicalizationError
 from sftrace_otel.formats import Json, canonical, flight
 
 __all__ = [
-    "EXACT",
-    "EXTRA",
-    "JSON_MEDIA",
-    "SPILL",
-    "Projection",
-    "digest_of",
-    "http_input",
-    "http_output",
-    "json_of",
-    "llm_input",
-]
+    "EXACT", "EXTRA", "JSON_MEDIA", "SPILL", "Projection", "digest_of", "http_input", "http_output", "json_of",
+    "llm_input", "moved_span",
+]  # fmt: skip
 
 EXTRA = "x-sftrace"
 """Member of the envelope that holds what is of this call and run alone."""
@@ -110,7 +103,7 @@ class Projection:
         if sidecar == "wire":
             self._wire(row)
         elif sidecar == "spans":
-            self._put("x-sftrace.span", dict(row), [0], self._now(row), {})
+            self._span(canonical.loads(orjson.dumps(row)))
         else:
             self._put(f"x-sftrace.{sidecar}", dict(row), [0], self._now(row), {})
 
@@ -143,6 +136,11 @@ class Projection:
             extra["event"] = _members(record, {"m", "w", "f", "type"})
             self._payload(body, "output", bytes(record.f["output"]), extra)
         self._put("run.end", body, [0], mono, extra, wall=wall)
+
+    def _span(self, row: Any) -> None:
+        """A span without a call; its times are ns since the epoch, which no double holds: here since the run began."""
+        moved = moved_span(row, -self._wall0)
+        self._put("x-sftrace.span", moved, [0], int(moved.get("end_ns") or 0), {})
 
     # -- calls
 
@@ -284,7 +282,7 @@ class Projection:
             if self._started:
                 kind = "x-sftrace.input"
             elif self._head is not None:
-                extra["head"] = _members(self._head, {"run", "agent", "at"})
+                extra["head"] = {**_members(self._head, {"run", "agent", "at"}), "at": str(self._head.at)}
                 body = {"agent": self._head.agent, **body}
         seq = self._put(kind, body, parents, record.m, extra, wall=record.w)
         self._started = True
@@ -367,6 +365,22 @@ def _members(record: Head | Begin | End | Single, leave_out: set[str]) -> dict[s
     kept = {name: item for name, item in form.items() if name not in defaults or item != defaults[name]}
     plain: dict[str, Any] = msgspec.to_builtins(kept)
     return plain
+
+
+def moved_span(row: dict[str, Any], by: int) -> dict[str, Any]:
+    """The row of a span with its times, and those of its events, moved by so many ns."""
+    moved = dict(row)
+    for name in ("start_ns", "end_ns"):
+        if isinstance(row.get(name), int):
+            moved[name] = row[name] + by
+    if isinstance(row.get("events"), list):
+        moved["events"] = [_moved_event(one, by) for one in row["events"]]
+    return moved
+
+
+def _moved_event(event: Any, by: int) -> Any:
+    timed = isinstance(event, dict) and isinstance(event.get("time_ns"), int)
+    return {**event, "time_ns": event["time_ns"] + by} if timed else event
 
 
 def _scopes(closing: Closing, calls: int) -> dict[str, Any]:

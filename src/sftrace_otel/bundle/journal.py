@@ -38,7 +38,7 @@ from sftrace_otel.bundle.build import (
 from sftrace_otel.bundle.records import JOURNAL_FILE, JOURNAL_SUFFIX, NOTHING, Begin, End, Head, Single, encode
 from sftrace_otel.bundle.write import finish_folder, is_bundle, publish
 from sftrace_otel.errors import TraceStorageError
-from sftrace_otel.formats import sidecars
+from sftrace_otel.formats import canonical, sidecars
 
 __all__ = ["NOTHING", "Begin", "Closing", "Counts", "End", "Head", "Journal", "Single", "hold", "timestamp"]
 
@@ -123,7 +123,10 @@ class Journal:
     def row(self, sidecar: str, row: Mapping[str, object]) -> None:
         """Append a row to `<sidecar>.jsonl`, with the header first."""
         file = self._files.get(sidecar)
-        line = orjson.dumps(row) + b"\n"
+        try:
+            line = orjson.dumps(row) + b"\n"
+        except TypeError:  # an int beyond 64 bits
+            line = canonical.dumps(dict(row)) + b"\n"  # type: ignore[arg-type]
         if file is None:
             file = self._files[sidecar] = self._open(f"{sidecar}.jsonl")
             line = sidecars.header(sidecar) + b"\n" + line
