@@ -197,8 +197,6 @@ class _Telling:
             of = of_result.get(event.id) or of_error.get(event.id)
             if event.id in owners:
                 self._begin(event)
-            elif of is None and event.type in ("llm_response", "tool_result"):
-                self._leave(f"{event.type} without its request")
             elif of is None:
                 self._single(event)
             elif event.type != "error" or of not in results:  # else it is told with the result
@@ -386,6 +384,8 @@ _MEMBERS = {
     "state_change": ("key", "before", "after"),
     "error": ("error_type", "message", "details"),
     "run_end": ("run_status", "output"),
+    "tool_result": ("name", "output"),  # these two where their request is not there
+    "llm_response": ("model", "output", "prompt_tokens", "completion_tokens", "total_tokens", "cost_usd"),
 }
 
 

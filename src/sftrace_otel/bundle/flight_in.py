@@ -401,9 +401,13 @@ class Unchained:
         self._begin_theirs(event, "tool", name, self._prepared(given), {})
 
     def _result(self, event: flight.FlightEvent, extra: Mapping[str, Any]) -> None:
-        end, number = extra.get("end"), self._above(event)
+        end, number, told = extra.get("end"), self._above(event), extra.get("event")
         call = None if number is None else self._calls.get(number)
-        if isinstance(end, dict):
+        if isinstance(told, dict):
+            members = {name: self._raw(event.body, name, extra) for name in event.body}
+            kind = "tool_result" if event.type == "tool.result" else "llm_response"
+            self._to.record(self._single(event, kind, told, members))
+        elif isinstance(end, dict):
             self._our_end(event, extra, end, call.output if call is not None else None)
         elif call is not None:
             body = self._plain(event.body)

@@ -276,7 +276,7 @@ class Projection:
         body: dict[str, Any] = {}
         for name, raw in record.f.items():
             self._payload(body, name, bytes(raw), extra)
-        kind = {"run_start": "run.start", "state_change": "x-sftrace.state"}.get(record.type, record.type)
+        kind = _SINGLES.get(record.type, record.type)
         parents = [] if not self._started else [self._seqs.get(record.parent or "", 0)]
         if record.type == "run_start":
             if self._started:
@@ -354,6 +354,12 @@ class Projection:
         )
 
 
+_SINGLES = {
+    "run_start": "run.start",
+    "state_change": "x-sftrace.state",
+    "tool_result": "tool.result",  # without its call
+    "llm_response": "x-sftrace.llm.response",
+}
 _IN_BODY = frozenset({"event_id", "method", "url", "request", "status", "reason", "headers", "body", "module"})
 """Members of a wire row that the events hold elsewhere."""
 
