@@ -424,7 +424,7 @@ class FlightBundle:
         try:
             name = flight.blob_name(digest)
         except FormatError as error:
-            raise TraceStorageError(error.reason, where=str(self.path), code=error.code) from None
+            raise TraceStorageError(str(error), where=str(self.path), code=error.code) from None
         if not self.store.has(name):
             raise self.store.fault(name, "the blob is missing", code="blob_missing")
         return name

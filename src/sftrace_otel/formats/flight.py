@@ -548,7 +548,7 @@ def blob_name(digest: str) -> str:
     """Where a blob is in the bundle. Raises FormatError for what is no `sha256:<64 hex>`."""
     name = digest.removeprefix("sha256:")
     if len(digest) != len(GENESIS) or len(name) != 64 or not set(name) <= _HEX:
-        raise FormatError(f"{canonical.printable(digest)} names no blob", code="invalid_blob")
+        raise FormatError("names no blob", where=canonical.printable(digest, quote=False), code="invalid_blob")
     return f"{BLOBS_FOLDER}/{name[:2]}/{name[2:4]}/{name}"
 
 
@@ -572,7 +572,10 @@ def parse_manifest(data: bytes) -> FlightManifest:
             raise FormatError("is missing", where=name, code="invalid_manifest")
         known[name] = fields.pop(name)
     _require_known(known)
-    if not isinstance(known["event_count"], int) or isinstance(known["event_count"], bool):
+    count = known["event_count"]
+    if isinstance(count, float) and count.is_integer():  # JSON knows one kind of number
+        known["event_count"] = int(count)
+    elif not isinstance(count, int) or isinstance(count, bool):
         raise FormatError("is not a number of events", where="event_count", code="invalid_manifest")
     for name in ("run_id", "head_hash"):
         if not isinstance(known[name], str):
@@ -818,11 +821,12 @@ class ChainChecker:
         digest = reference["$blob"]
         try:
             if not isinstance(digest, str):
-                raise FormatError(f"{canonical.printable(digest)} names no blob", code="invalid_blob")
+                raise FormatError("names no blob", code="invalid_blob")
             blob_name(digest)
             size, found = self._look_at(digest)
         except FormatError as error:
-            yield Finding(error.code, str(error), field="body", expected=digest)
+            code = "invalid_blob" if error.code == "invalid_blob" else "blob_missing"
+            yield Finding(code, f"{canonical.printable(digest)}: {error.reason}", field="body", expected=digest)
             return
         if found != digest:
             text = f"the bytes of the blob {digest} do not match its name"
