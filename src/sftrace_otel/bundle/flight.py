@@ -191,7 +191,7 @@ class FlightWriter:
             self.head = sealed.hash
             self.count = seq + 1
             if type not in _PLAIN_TYPES or b'"$' in stored:
-                self._used.update(_capabilities(type, stored))
+                self._used.update(capabilities_of(sealed.line))
         return seq
 
     def blob(self, data: bytes, media_type: str = flight.BYTES_MEDIA) -> dict[str, Json]:
@@ -317,14 +317,15 @@ class FlightWriter:
 _PLAIN_TYPES = frozenset(flight.EVENT_TYPES) - {"clock.read", "rng.draw"}
 
 
-def _capabilities(kind: str, stored: bytes) -> Iterator[str]:
-    if kind in ("clock.read", "rng.draw"):
+def capabilities_of(line: bytes) -> Iterator[str]:
+    """What a canonical line uses, in the words of the manifest."""
+    if b'"type":"clock.read"' in line or b'"type":"rng.draw"' in line:
         yield "nondeterminism"
-    elif kind.startswith("x-sftrace."):
+    if b'"type":"x-sftrace.' in line:
         yield "x-sftrace"
-    if b'"$blob":' in stored:
+    if b'"$blob":"sha256:' in line:
         yield "blobs"
-    if b'"ref":"hmac-sha256:' in stored:
+    if b'"ref":"hmac-sha256:' in line:
         yield "redaction-refs"
 
 

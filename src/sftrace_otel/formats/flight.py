@@ -707,6 +707,13 @@ class ChainChecker:
             text = "the last event is not the one that the manifest names: events were cut off, added or changed"
             yield _manifest_finding("head_hash_mismatch", text, "head_hash", manifest.head_hash, self.head)
 
+    def copy(self) -> ChainChecker:
+        """A checker that stands where this one does; the memory of blobs is shared."""
+        other = ChainChecker(self.run_id, self._blob)
+        other.count, other.head, other.odd, other.crlf = self.count, self.head, self.odd, self.crlf
+        other._seen, other._next = self._seen, self._next
+        return other
+
     def has_seen(self, digest: str) -> bool:
         """Whether an event named the blob `sha256:<hex>`."""
         return digest in self._seen
