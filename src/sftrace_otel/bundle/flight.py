@@ -176,7 +176,7 @@ class FlightWriter:
         with self._lock:
             self._require_open()
             seq = self.count
-            if any(not 0 <= parent < seq for parent in parents):
+            if parents and not (min(parents) >= 0 and max(parents) < seq):
                 raise TraceStorageError(f"parents of the event {seq} are not before it", code="invalid_parent")
             if extra:
                 sealed = flight.seal(
@@ -271,10 +271,13 @@ class FlightWriter:
             raise TraceStorageError(text, where=str(self.target), code="closed")
 
     def _write(self, line: bytes) -> None:
-        with reporting(self.target):
+        try:
             self.size += append_to(self._file, line)
             if self._sync:
                 os.fsync(self._file)
+        except OSError:
+            with reporting(self.target):  # costs as much as a hash: entered only where there is something to say
+                raise
 
     def _stored(self, body: Mapping[str, Any]) -> tuple[bytes, bytes, Mapping[str, Any]]:
         """The body's canonical bytes, those without its volatile members, and its stored form."""
