@@ -247,11 +247,14 @@ def _writes_like_ecmascript(value: object, order: bool) -> bool | None:
     pending: list[Any] = [value]
     for item in pending:
         kind = type(item)
+        if kind in _PLAIN:
+            continue
         if kind is dict:
             if order and not _sorts_alike(item):
                 alike = False
-            if not _all_plain(map(type, item.values())):
-                pending += item.values()
+            members = item.values()
+            if not _all_plain(map(type, members)):
+                pending += members
         elif kind is list:
             if not _all_plain(map(type, item)):
                 pending += item
@@ -260,7 +263,7 @@ def _writes_like_ecmascript(value: object, order: bool) -> bool | None:
                 if not isfinite(item):
                     return None
                 alike = False
-        elif kind not in _PLAIN:
+        else:
             return None
     return alike
 
