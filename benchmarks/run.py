@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
+from flight_rows import flights
 from format_rows import formats
 from harness import ROUNDS, Row, interleaved, worker
 from llm_rows import llm
@@ -93,6 +94,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "burst": burst,
     "tools": tools,
     "format": formats,
+    "flight": flights,
     "llm": llm,
     "spawns": spawns,
 }

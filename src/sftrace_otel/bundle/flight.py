@@ -177,7 +177,7 @@ class FlightWriter:
         with self._lock:
             self._require_open()
             seq = self.count
-            if any(not 0 <= parent < seq for parent in parents):
+            if parents and not (min(parents) >= 0 and max(parents) < seq):
                 raise TraceStorageError(f"parents of the event {seq} are not before it", code="invalid_parent")
             if extra:
                 sealed = flight.seal(
@@ -192,7 +192,7 @@ class FlightWriter:
             self.head = sealed.hash
             self.count = seq + 1
             if type not in _PLAIN_TYPES or b'"$' in stored:
-                self._used.update(_capabilities(type, stored))
+                self._used.update(capabilities_of(sealed.line))
         return seq
 
     def blob(self, data: bytes, media_type: str = flight.BYTES_MEDIA) -> dict[str, Json]:
@@ -276,10 +276,13 @@ class FlightWriter:
             raise TraceStorageError(text, where=str(self.target), code="closed")
 
     def _write(self, line: bytes) -> None:
-        with reporting(self.target):
+        try:
             self.size += append_to(self._file, line)
             if self._sync:
                 os.fsync(self._file)
+        except OSError:
+            with reporting(self.target):  # costs as much as a hash: entered only where there is something to say
+                raise
 
     def _stored(self, body: Mapping[str, Any]) -> tuple[bytes, bytes, Mapping[str, Any]]:
         """The body's canonical bytes, those without its volatile members, and its stored form."""
@@ -322,14 +325,15 @@ class FlightWriter:
 _PLAIN_TYPES = frozenset(flight.EVENT_TYPES) - {"clock.read", "rng.draw"}
 
 
-def _capabilities(kind: str, stored: bytes) -> Iterator[str]:
-    if kind in ("clock.read", "rng.draw"):
+def capabilities_of(line: bytes) -> Iterator[str]:
+    """What a canonical line uses, in the words of the manifest."""
+    if b'"type":"clock.read"' in line or b'"type":"rng.draw"' in line:
         yield "nondeterminism"
-    elif kind.startswith("x-sftrace."):
+    if b'"type":"x-sftrace.' in line:
         yield "x-sftrace"
-    if b'"$blob":' in stored:
+    if b'"$blob":"sha256:' in line:
         yield "blobs"
-    if b'"ref":"hmac-sha256:' in stored:
+    if b'"ref":"hmac-sha256:' in line:
         yield "redaction-refs"
 
 
@@ -429,7 +433,7 @@ class FlightBundle:
         try:
             name = flight.blob_name(digest)
         except FormatError as error:
-            raise TraceStorageError(error.reason, where=str(self.path), code=error.code) from None
+            raise TraceStorageError(str(error), where=str(self.path), code=error.code) from None
         if not self.store.has(name):
             raise self.store.fault(name, "the blob is missing", code="blob_missing")
         return name

@@ -16,7 +16,6 @@ types and fields are verified and kept like any other).
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -87,13 +86,13 @@ _NAMES = frozenset(name for name, _ in _FIELDS)
 _SAFE_INT = 2**53 - 1
 _MAX_SEEN = 65536  # blobs whose digest a checker remembers
 _HEAD = b'{"hash":"'
+_BODY = b'{"body":'
 _UNREADABLE = frozenset(
     {"missing_file", "invalid_json", "torn_line", "unsupported_schema", "invalid_manifest", "invalid_event"}
 )
 
 _HEX = frozenset("0123456789abcdef")
 _KINDS = {int: "a whole number", str: "a string", list: "a list", dict: "an object"}
-_PLAIN_TEXT = re.compile(r"[ !#-\[\]-~]*").fullmatch
 
 BlobSink = Callable[[bytes, str], dict[str, Json]]
 """Stores bytes with a media type and gives the object that stands for them."""
@@ -214,7 +213,7 @@ def seal(
     content = content_bytes(body, stored)
     if not extra:
         return seal_canonical(stored, content, seq, run_id, type, prev_hash, t_wall, t_mono_ns, parents, v)
-    body_hash = _body_hash(content, _text(type), v)
+    body_hash = _body_hash(content, type, v)
     fields = (v, seq, run_id, f"{run_id}/{seq}", type, t_wall, t_mono_ns, list(parents), dict(body), body_hash)
     envelope: dict[str, Any] = dict(zip((name for name, _ in _FIELDS), (*fields, prev_hash), strict=False))
     envelope |= extra
@@ -233,10 +232,26 @@ def seal_canonical(
     parents: Sequence[int] = (),
     v: int = 1,
 ) -> Sealed:
-    """As `seal`, of canonical bytes: the body's, and the body's without its volatile members."""
-    kind = _text(type)
-    body_hash = _body_hash(content, kind, v)
-    return _spliced(_compose(stored, body_hash, seq, run_id, kind, prev_hash, t_wall, t_mono_ns, parents, v), body_hash)
+    """As `seal`, of canonical bytes: the body's, and the body's without its volatile members.
+
+    The members are in order, since no key of v0.1.0 is outside ASCII.
+    """
+    whole = _hash(_BODY + stored)  # both digests begin with the body: it is hashed once
+    part = whole.copy() if content is stored else _hash(_BODY + content)
+    part.update(_content_end(type, v))
+    content_hash = "sha256:" + part.hexdigest()
+    numbers = "" if not parents else _digits_of(parents[0]) if len(parents) == 1 else ",".join(map(_digits_of, parents))
+    run = _text(run_id)
+    wall = f'"{t_wall}"' if _is_plain(t_wall) else _text(t_wall)
+    prev = f'"{prev_hash}"' if _is_plain(prev_hash) else _text(prev_hash)
+    rest = (
+        f',"body_hash":"{content_hash}","id":{run[:-1]}/{seq}","parents":[{numbers}],"prev_hash":{prev},"run_id":{run},'
+        f'"seq":{_digits_of(seq)},"t_mono_ns":{_digits_of(t_mono_ns)},"t_wall":{wall},"type":{_text(type)},'
+        f'"v":{_digits_of(v)}}}'
+    ).encode()
+    whole.update(rest)
+    digest = "sha256:" + whole.hexdigest()
+    return Sealed(b"".join((_HEAD, digest.encode(), b'","body":', stored, rest, b"\n")), digest, content_hash)
 
 
 def reseal(event: FlightEvent, prev_hash: str) -> Sealed:
@@ -261,7 +276,7 @@ def body_hash(body: Mapping[str, Any], type: str, v: int = 1) -> str:  # noqa: A
     Raises:
         CanonicalizationError: The body has no canonical form.
     """
-    return _body_hash(canonical.rfc8785_nfc(_content(body)), _text(type), v)
+    return _body_hash(canonical.rfc8785_nfc(_content(body)), type, v)
 
 
 def content_bytes(body: Mapping[str, Any], stored: bytes) -> bytes:
@@ -273,42 +288,13 @@ def _content(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in body.items() if name not in VOLATILE}
 
 
-def _body_hash(content: bytes, kind: bytes, v: int) -> str:
-    return _sha256(b'{"body":%b,"type":%b,"v":%b}' % (content, kind, _number(v)))
+def _body_hash(content: bytes, kind: str, v: int) -> str:
+    return _sha256(_BODY + content + _content_end(kind, v))
 
 
-def _compose(
-    stored: bytes,
-    body_hash: str,
-    seq: int,
-    run_id: str,
-    kind: bytes,
-    prev_hash: str,
-    t_wall: str,
-    t_mono_ns: int,
-    parents: Sequence[int],
-    v: int,
-) -> bytes:
-    """The canonical envelope without `hash`: its members in order, since no key of v0.1.0 is outside ASCII."""
-    run = _text(run_id)
-    return (
-        b'{"body":%b,"body_hash":"%b","id":%b/%d","parents":%b,"prev_hash":%b,"run_id":%b,"seq":%b,'
-        b'"t_mono_ns":%b,"t_wall":%b,"type":%b,"v":%b}'
-        % (
-            stored,
-            body_hash.encode(),
-            run[:-1],
-            seq,
-            b"[]" if not parents else b"[%b]" % b",".join(map(_number, parents)),
-            _plain_text(prev_hash),
-            run,
-            _number(seq),
-            _number(t_mono_ns),
-            _plain_text(t_wall),
-            kind,
-            _number(v),
-        )
-    )
+@lru_cache(maxsize=256)
+def _content_end(kind: str, v: int) -> bytes:
+    return f',"type":{_text(kind)},"v":{_digits_of(v)}}}'.encode()
 
 
 def _spliced(envelope: bytes, body_hash: str) -> Sealed:
@@ -320,18 +306,18 @@ def _sha256(data: bytes) -> str:
     return "sha256:" + _hash(data).hexdigest()
 
 
-def _number(value: int) -> bytes:
-    return b"%d" % value if -_SAFE_INT <= value <= _SAFE_INT else canonical.rfc8785_nfc(value)
+def _digits_of(value: int) -> str:
+    return f"{value:d}" if -_SAFE_INT <= value <= _SAFE_INT else canonical.rfc8785_nfc(value).decode()
 
 
 @lru_cache(maxsize=256)
-def _text(text: str) -> bytes:
-    return canonical.rfc8785_nfc(text)
+def _text(text: str) -> str:
+    return canonical.rfc8785_nfc(text).decode()
 
 
-def _plain_text(text: str) -> bytes:
-    """As `_text`, for what is different each time."""
-    return b'"%b"' % text.encode() if _PLAIN_TEXT(text) else canonical.rfc8785_nfc(text)
+def _is_plain(text: str) -> bool:
+    """Whether text is its own JSON between quotes."""
+    return text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
 
 
 # Values
@@ -548,7 +534,7 @@ def blob_name(digest: str) -> str:
     """Where a blob is in the bundle. Raises FormatError for what is no `sha256:<64 hex>`."""
     name = digest.removeprefix("sha256:")
     if len(digest) != len(GENESIS) or len(name) != 64 or not set(name) <= _HEX:
-        raise FormatError(f"{canonical.printable(digest)} names no blob", code="invalid_blob")
+        raise FormatError("names no blob", where=canonical.printable(digest, quote=False), code="invalid_blob")
     return f"{BLOBS_FOLDER}/{name[:2]}/{name[2:4]}/{name}"
 
 
@@ -572,7 +558,10 @@ def parse_manifest(data: bytes) -> FlightManifest:
             raise FormatError("is missing", where=name, code="invalid_manifest")
         known[name] = fields.pop(name)
     _require_known(known)
-    if not isinstance(known["event_count"], int) or isinstance(known["event_count"], bool):
+    count = known["event_count"]
+    if isinstance(count, float) and count.is_integer():  # JSON knows one kind of number
+        known["event_count"] = int(count)
+    elif not isinstance(count, int) or isinstance(count, bool):
         raise FormatError("is not a number of events", where="event_count", code="invalid_manifest")
     for name in ("run_id", "head_hash"):
         if not isinstance(known[name], str):
@@ -636,7 +625,7 @@ def _event(envelope: Json) -> FlightEvent:
 
 
 class _Line(Struct, gc=False, forbid_unknown_fields=True):
-    """A line as our writer makes it, its body unread."""
+    """A line without fields that v0.1.0 does not know."""
 
     v: int
     seq: int
@@ -646,12 +635,21 @@ class _Line(Struct, gc=False, forbid_unknown_fields=True):
     t_wall: str
     t_mono_ns: int
     parents: list[int]
-    body: msgspec.Raw
+    body: dict[str, Any]
     body_hash: str
     prev_hash: str
     hash: str
 
 
+def _float(digits: str) -> float:
+    """Refuse a number that orjson may write in another way than RFC 8785."""
+    number = float(digits)
+    if not (1e-5 <= abs(number) < 1e16) or number.is_integer():
+        raise ValueError
+    return number
+
+
+_decode_ours = msgspec.json.Decoder(_Line, float_hook=_float).decode
 _decode_line = msgspec.json.Decoder(_Line).decode
 
 
@@ -682,7 +680,7 @@ class ChainChecker:
 
     def line(self, raw: bytes) -> list[Finding]:
         """Check the next line, its newline included; what is wrong with it."""
-        if self._holds(raw):
+        if self._holds(raw) or self._holds_respelled(raw):
             self.count += 1
             self._next += 1
             return []
@@ -704,6 +702,13 @@ class ChainChecker:
             text = "the last event is not the one that the manifest names: events were cut off, added or changed"
             yield _manifest_finding("head_hash_mismatch", text, "head_hash", manifest.head_hash, self.head)
 
+    def copy(self) -> ChainChecker:
+        """A checker that stands where this one does; the memory of blobs is shared."""
+        other = ChainChecker(self.run_id, self._blob)
+        other.count, other.head, other.odd, other.crlf = self.count, self.head, self.odd, self.crlf
+        other._seen, other._next = self._seen, self._next
+        return other
+
     def has_seen(self, digest: str) -> bool:
         """Whether an event named the blob `sha256:<hex>`."""
         return digest in self._seen
@@ -714,34 +719,65 @@ class ChainChecker:
         return len(self._seen) < _MAX_SEEN
 
     def _holds(self, raw: bytes) -> bool:
-        """Whether a line is as our writer makes it and everything in it is right; False also where that is unknown."""
+        """Whether a line is as our writer makes it and everything in it is right; False also where that is unknown.
+
+        Composed again it is the same: so orjson wrote each string, number and key of the body as it stands there, and
+        what is left to ask is where orjson and RFC 8785 differ (`canonical`).
+        """
         if self.head is None or self.run_id is None or not raw.startswith(_HEAD):
             return False
         try:
-            line = _decode_line(raw)
-            stored = bytes(line.body)
-            body = orjson.loads(stored)
-            if canonical.rfc8785_nfc(body) != stored:
+            line = _decode_ours(raw)
+            stored = orjson.dumps(line.body, option=canonical.RFC8785_OPTIONS)
+            if not (stored.isascii() or (canonical.is_nfc(stored) and canonical.is_rfc8785(line.body, stored))):
                 return False
-            content = content_bytes(body, stored)
-            seq = self._next
-            sealed = seal_canonical(
-                stored,
-                content,
-                seq,
-                self.run_id,
-                line.type,
-                self.head,
-                line.t_wall,
-                line.t_mono_ns,
-                line.parents,
-                line.v,
-            )
+            sealed = self._sealed(line, stored)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             return False
-        if sealed.line != raw or line.v < 1 or line.t_mono_ns < 0 or not all(0 <= one < seq for one in line.parents):
+        return sealed.line == raw and self._accepts(line, stored, sealed)
+
+    def _holds_respelled(self, raw: bytes) -> bool:
+        """As `_holds`, of a line that is spelled in another way."""
+        if self.head is None or self.run_id is None or not raw.endswith(b"\n"):
             return False
-        if b'"$' in stored and self._blob is not None and next(self._blobs(body, seq), None) is not None:
+        try:
+            line = _decode_line(raw)
+            stored = canonical.rfc8785_proven(line.body)
+            if stored is None or not canonical.is_nfc(stored):
+                return False
+            sealed = self._sealed(line, stored)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            return False
+        if not canonical.keeps_members(raw, sealed.line):
+            return False
+        right = (line.hash, line.body_hash, line.prev_hash, line.seq, line.run_id, line.id) == (
+            sealed.hash, sealed.body_hash, self.head, self._next, self.run_id, f"{self.run_id}/{self._next}"
+        )  # fmt: skip
+        if not right or not self._accepts(line, stored, sealed):
+            return False
+        if not self.odd and raw != sealed.line and raw != _in_place(sealed, stored):
+            self.odd, self.crlf = self.count + 1, raw.endswith(b"\r\n")
+        return True
+
+    def _sealed(self, line: _Line, stored: bytes) -> Sealed:
+        """What the line of these fields would be at this place of the chain. Raises as `seal_canonical`."""
+        if stored.count(b"[") + stored.count(b"{") > MAX_BODY_DEPTH:
+            raise ValueError  # perhaps too deep for the reader
+        assert self.head is not None
+        assert self.run_id is not None
+        content = content_bytes(line.body, stored)
+        return seal_canonical(
+            stored, content, self._next, self.run_id, line.type, self.head, line.t_wall, line.t_mono_ns, line.parents,
+            line.v,
+        )  # fmt: skip
+
+    def _accepts(self, line: _Line, stored: bytes, sealed: Sealed) -> bool:
+        """Whether what digests do not show is right too; then the chain goes on from the line."""
+        if line.v < 1 or line.t_mono_ns < 0:
+            return False
+        if line.parents and not (min(line.parents) >= 0 and max(line.parents) < self._next):
+            return False
+        if b'"$' in stored and self._blob is not None and next(self._blobs(line.body, self._next), None) is not None:
             return False
         self.head = sealed.hash
         return True
@@ -818,11 +854,12 @@ class ChainChecker:
         digest = reference["$blob"]
         try:
             if not isinstance(digest, str):
-                raise FormatError(f"{canonical.printable(digest)} names no blob", code="invalid_blob")
+                raise FormatError("names no blob", code="invalid_blob")
             blob_name(digest)
             size, found = self._look_at(digest)
         except FormatError as error:
-            yield Finding(error.code, str(error), field="body", expected=digest)
+            code = "invalid_blob" if error.code == "invalid_blob" else "blob_missing"
+            yield Finding(code, f"{canonical.printable(digest)}: {error.reason}", field="body", expected=digest)
             return
         if found != digest:
             text = f"the bytes of the blob {digest} do not match its name"
@@ -869,6 +906,13 @@ def _is_canonical(event: FlightEvent, raw: bytes) -> bool:
     data = canonical.rfc8785_nfc(envelope)
     del envelope["hash"]
     return raw[:-1] in (data, _HEAD + event.hash.encode() + b'",' + canonical.rfc8785_nfc(envelope)[1:])
+
+
+def _in_place(sealed: Sealed, stored: bytes) -> bytes:
+    """The line with `hash` where it sorts: between `body_hash` and `id`."""
+    start = len(_HEAD) + len(GENESIS) + len(b'",')
+    end = start + len(b'"body":') + len(stored) + len(b',"body_hash":""') + len(GENESIS)
+    return b'{%b,"hash":"%b"%b' % (sealed.line[start:end], sealed.hash.encode(), sealed.line[end:])
 
 
 def _manifest_finding(code: str, text: str, field: str, expected: Json, found: Json) -> Finding:

@@ -28,6 +28,8 @@ NAMES = (
     "spans",
     "run",
     "provenance",
+    "flight-event",
+    "flight-manifest",
 )
 """Names of the schemas; `event` is any line of `events.jsonl`, those of rows are of one line of a sidecar."""
 
@@ -36,4 +38,5 @@ def schema(name: str) -> str:
     """The text of a schema, a JSON document with a newline at its end. Raises KeyError for an unknown name."""
     if name not in NAMES:
         raise KeyError(name)
-    return (resources.files(__package__) / "schemas" / f"{name}.json").read_text("utf-8")
+    file = f"{name}.schema.json" if name.startswith("flight-") else f"{name}.json"  # the field's name for it
+    return (resources.files(__package__) / "schemas" / file).read_text("utf-8")
