@@ -1354,8 +1354,8 @@ def _written(notice: Callable[[], None]) -> None:
 
 def _kind_of(error: BaseException) -> str:
     """Class of an error, and what the system says of it; never its message, which may hold a secret."""
-    name = type(error).__name__
-    return f"{name} ({error.strerror})" if isinstance(error, OSError) and error.strerror else name
+    name, cause = type(error).__name__, error if isinstance(error, OSError) else error.__cause__
+    return f"{name} ({cause.strerror})" if isinstance(cause, OSError) and cause.strerror else name
 
 
 def _stderr(line: str) -> None:
