@@ -279,8 +279,8 @@ def test_bundles_of_the_reference_survive_both_ways(name: str, tmp_path: Path, o
     there = to_flight(source, tmp_path / "x.flight")
     assert oracle(there.path) is None
     back = to_sftrace(there.path, tmp_path / "x.sftrace")
-    mine = [json.loads(line) for line in (back.path / "events.jsonl").read_text().splitlines()]
-    theirs = [json.loads(line) for line in (source / "events.jsonl").read_text().splitlines()]
+    mine = [json.loads(line) for line in (back.path / "events.jsonl").read_bytes().splitlines()]
+    theirs = [json.loads(line) for line in (source / "events.jsonl").read_bytes().splitlines()]
     late = {event["id"] for event in theirs if event["type"] == "error"} if there.left else set()
     for one, other in zip(mine, theirs, strict=True):
         dropped = ("duration_ms", "timestamp") if one["id"] in late else ("duration_ms",)
