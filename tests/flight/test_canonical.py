@@ -190,3 +190,18 @@ def test_the_callers_value_is_not_changed() -> None:
     assert repr(value) == before
     with pytest.raises(CanonicalizationError, match=r"/b/1/.*: an int outside"):
         canonical.rfc8785(value)
+
+
+def test_characters_that_are_taken_for_stable_are() -> None:
+    """None decomposes, none is a mark, and none composes with one before it; so text of them is in NFC."""
+    stable = canonical._STABLE
+    seconds = set()
+    for code in range(0x110000):
+        parts = unicodedata.normalize("NFD", chr(code)) if not 0xD800 <= code < 0xE000 else ""
+        if len(parts) > 1 and unicodedata.is_normalized("NFC", chr(code)):
+            seconds.update(parts[1:])
+    assert "\u0301" in seconds and "\u1161" in seconds
+    found = [chr(code) for code in range(0x80, 0x110000) if not 0xD800 <= code < 0xE000 and stable(chr(code))]
+    assert len(found) > 30_000 and {"é", "ж", "—", "漢", "한", "😀"} <= set(found)
+    for one in found:
+        assert unicodedata.is_normalized("NFC", one) and not unicodedata.combining(one) and one not in seconds

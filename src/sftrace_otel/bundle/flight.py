@@ -292,24 +292,32 @@ class FlightWriter:
             kept = _encoded(body, self.blob, self._scrub)
             data = canonical.rfc8785_nfc(dict(kept))
         if len(data) > self._spill:
-            kept = self._spilled(kept, len(data))
+            kept, _ = self._spilled(dict(kept), len(data) - self._spill)
             data = canonical.rfc8785_nfc(dict(kept))
         return data, flight.content_bytes(kept, data), kept
 
-    def _spilled(self, body: Mapping[str, Any], size: int) -> dict[str, Any]:
-        """The body with its biggest members in blobs, until the rest is small enough."""
-        spilled = dict(body)
-        sizes = {name: len(canonical.rfc8785_nfc(item)) for name, item in body.items()}
-        for name in sorted(sizes, key=lambda name: -sizes[name]):
-            if size <= self._spill or sizes[name] < _SMALLEST_SPILL:
+    def _spilled(self, value: Any, excess: int) -> tuple[Any, int]:
+        """A body, or a part of one, with its biggest parts in blobs, and how much of `excess` bytes is left.
+
+        What names a blob stays in the line, since the chain commits to the blobs that lines name; its parts may go.
+        """
+        spilled = dict(value) if isinstance(value, dict) else list(value)
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        written = sorted(((canonical.rfc8785_nfc(item), at, item) for at, item in parts), key=lambda one: -len(one[0]))
+        for data, at, item in written:
+            if excess <= 0 or len(data) < _SMALLEST_SPILL:
                 break
-            item = body[name]
-            if isinstance(item, dict) and not flight.RESERVED.isdisjoint(item):
+            if isinstance(item, str):
+                spilled[at] = dict(self.blob(item.encode(), flight.TEXT_MEDIA))
+            elif b'"$blob":' not in data:
+                spilled[at] = dict(self.blob(data, flight.VALUE_MEDIA))
+            elif not isinstance(item, dict) or flight.RESERVED.isdisjoint(item):
+                spilled[at], excess = self._spilled(item, excess)
+                continue
+            else:
                 continue  # stands for something already
-            data, media = (item.encode(), flight.TEXT_MEDIA) if isinstance(item, str) else (None, flight.VALUE_MEDIA)
-            spilled[name] = dict(self.blob(canonical.rfc8785_nfc(item) if data is None else data, media))
-            size -= sizes[name]
-        return spilled
+            excess -= len(data)
+        return spilled, excess
 
     def _put(self, path: Path, data: bytes) -> None:
         if path.exists():

@@ -59,8 +59,12 @@ class Store(ABC):
 
     def read(self, name: str) -> bytes:
         """A file as a whole, if it is not too large for that."""
+        data = b""
         with self.open(name) as file:
-            data = file.read(MAX_DOCUMENT_BYTES + 1)
+            while len(data) <= MAX_DOCUMENT_BYTES and (
+                chunk := file.read(CHUNK)
+            ):  # asked for all, it would set it aside
+                data = data + chunk if data else chunk
         if len(data) > MAX_DOCUMENT_BYTES:
             text = f"is larger than {MAX_DOCUMENT_BYTES >> 20} MiB, more than this reads"
             raise self.fault(name, text, code="invalid_json")

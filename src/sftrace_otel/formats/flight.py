@@ -345,12 +345,15 @@ def unrepr(lang_type: str, text: str) -> Stored:
 def stored_bytes(body: dict[str, Any]) -> bytes | None:
     """The canonical bytes of a body that is in its stored form as it is; None where `encode_value` must look."""
     try:
-        data = orjson.dumps(body, option=canonical.RFC8785_OPTIONS)
+        data = _written(body)
     except TypeError:
         return None
-    if b'"$' in data or not canonical.is_nfc(data) or not canonical.is_rfc8785(body, data):
-        return None
-    return data if data.count(b"[") + data.count(b"{") < MAX_BODY_DEPTH else None
+    return data if b'"$' not in data and canonical.is_nfc(data) and canonical.is_rfc8785(body, data) else None
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    """What orjson writes of a body. Raises TypeError where the line around it would be deeper than readers go."""
+    return orjson.dumps([body], option=canonical.RFC8785_OPTIONS)[1:-1]
 
 
 def encode_value(value: Any, blob: BlobSink, *, scrub: Callable[[str], str] = str) -> Json:
@@ -463,6 +466,8 @@ def _surrogate(value: object, scrub: Callable[[str], str]) -> Json:
 def decode_value(value: Json, blob: Callable[[str], bytes]) -> Any:
     """The program's value of a stored one: literals, ints and floats of surrogates, text and bytes of blobs.
 
+    A number beyond ±(2**53 - 1) is a float; a smaller one that was a whole float comes back as an int, which is equal.
+
     Blobs of other media types are given as bytes; what is redacted, and surrogates of other objects, as stored.
 
     Args:
@@ -473,6 +478,8 @@ def decode_value(value: Json, blob: Callable[[str], bytes]) -> Any:
     """
     if isinstance(value, list):
         return [decode_value(item, blob) for item in value]
+    if isinstance(value, int) and not -_SAFE_INT <= value <= _SAFE_INT:
+        return float(value)  # canonical JSON writes a double such as 1e16 without a point
     if not isinstance(value, dict):
         return value
     if "$literal" in value:
@@ -728,7 +735,7 @@ class ChainChecker:
             return False
         try:
             line = _decode_ours(raw)
-            stored = orjson.dumps(line.body, option=canonical.RFC8785_OPTIONS)
+            stored = _written(line.body)
             if not (stored.isascii() or (canonical.is_nfc(stored) and canonical.is_rfc8785(line.body, stored))):
                 return False
             sealed = self._sealed(line, stored)
@@ -742,9 +749,10 @@ class ChainChecker:
             return False
         try:
             line = _decode_line(raw)
-            stored = canonical.rfc8785_proven(line.body)
-            if stored is None or not canonical.is_nfc(stored):
+            wrapped = canonical.rfc8785_proven([line.body])  # as deep as in its line
+            if wrapped is None or not canonical.is_nfc(wrapped):
                 return False
+            stored = wrapped[1:-1]
             sealed = self._sealed(line, stored)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             return False
@@ -761,8 +769,6 @@ class ChainChecker:
 
     def _sealed(self, line: _Line, stored: bytes) -> Sealed:
         """What the line of these fields would be at this place of the chain. Raises as `seal_canonical`."""
-        if stored.count(b"[") + stored.count(b"{") > MAX_BODY_DEPTH:
-            raise ValueError  # perhaps too deep for the reader
         assert self.head is not None
         assert self.run_id is not None
         content = content_bytes(line.body, stored)
