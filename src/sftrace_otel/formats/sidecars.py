@@ -175,6 +175,15 @@ class OverrideRow(TypedDict, total=False):
     now: str
 
 
+class Resumed(TypedDict, total=False):
+    """How a resumed run went on past its fork: event ids of this bundle."""
+
+    policies: list[str]
+    went_live: str
+    stubbed: list[str]
+    reused: list[str]
+
+
 class Provenance(TypedDict, total=False):
     """`provenance.json`: how the bundle came to be."""
 
@@ -185,6 +194,7 @@ class Provenance(TypedDict, total=False):
     parents: list[Parent]
     fork_point: ForkPointRow
     overrides: list[OverrideRow]
+    resumed: Resumed
 
 
 _Row = TypeVar("_Row", CallRow, WireRow, RunInfo, Provenance)

@@ -153,7 +153,7 @@ async def _rerun(replay: replaying.Active, tool: Tool, args: tuple[Any, ...], ca
         tracing.detach(attached)
         leave(token)
         tracing.end_span(span, failed)
-        replay.decide("tool", tool.name, prepared, lineage=lineage)
+        replay.decide("tool", tool.name, prepared, lineage=lineage, own=True)
 
 
 def _prepared(replay: replaying.Active, tool: Tool, args: tuple[Any, ...]) -> Prepared:
