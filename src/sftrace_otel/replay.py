@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, cast
 from urllib.parse import unquote
 
 from sftrace_otel import recorder
@@ -61,7 +61,7 @@ from sftrace_otel.errors import (
 )
 from sftrace_otel.formats import Json, canonical
 from sftrace_otel.formats.sftrace import EVENTS_FILE, EventBase, Manifest, RunEnd, RunStart, dump_event
-from sftrace_otel.formats.sidecars import CallRow
+from sftrace_otel.formats.sidecars import CallRow, begun
 from sftrace_otel.instrumentation import asgi_client as asgi
 from sftrace_otel.instrumentation import asking, install, replaying, tracing
 from sftrace_otel.instrumentation.rerecording import Rerecording
@@ -150,7 +150,7 @@ def _recording(
             raise TraceStorageError(f"{reference.get('$blob')} is not in the trace", code="missing_file")
         return bundle.blob(str(reference.get("$blob")))
 
-    rows = [row for row in bundle.calls if not stale & {*_event_ids(row)}] if bundle is not None else []
+    rows = [] if bundle is None else list(_rows(bundle, stale, stale.difference(event.id for event in events)))
     wire_rows = [row for row in bundle.wire() if row.get("event_id") not in stale] if bundle is not None else []
     return _Recording(
         source=name,
@@ -166,6 +166,15 @@ def _recording(
         run_id=manifest.run_id,
         events=events,
     )
+
+
+def _rows(bundle: Bundle, stale: frozenset[str], cut: frozenset[str]) -> Iterator[CallRow]:
+    """The rows of `calls.jsonl` as a fork in memory would have them when it is saved."""
+    for row in bundle.calls:
+        if not stale & {*_event_ids(row)}:
+            yield row
+        elif row.get("request") not in cut:
+            yield cast(CallRow, begun(row, cut))
 
 
 def _without_content(bundle: Bundle) -> bool:

@@ -14,9 +14,9 @@ from typing import Final
 
 from sftrace_otel.core.lookup import Asked, Lookup
 from sftrace_otel.core.match import Difference
-from sftrace_otel.core.miss import Miss, advise_on, printable, title_of
+from sftrace_otel.core.miss import Miss, advise_on, excerpt, printable, title_of
 from sftrace_otel.core.plan import RecordedCall
-from sftrace_otel.core.resume import Policy
+from sftrace_otel.core.resume import ANYTHING, Policy
 from sftrace_otel.errors import (
     CanonicalizationError,
     ReplayExhaustedError,
@@ -190,13 +190,14 @@ def not_let_out(lookup: Lookup, asked: Asked) -> ReplayPolicyError:
 def blocked(lookup: Lookup, asked: Asked, policy: Policy) -> ReplayPolicyError:
     """The error for a call past the end of the recording that its policy does not let out."""
     where = _where(asked)
-    why = "and nobody let it go" if policy.action == "ask" else f"and its policy is block ({policy})"
+    by = "the default" if policy.pattern == ANYTHING else str(policy)
+    why = "and nobody let it go" if policy.action == "ask" else f"and its policy is block ({by})"
     miss = Miss(
         reason="blocked",
-        summary=f"{asked.title} comes after the recording had ended, {why}; it was not made",
+        summary=f"{asked.title} comes after the recording had ended, {why}; it was not made, with the input "
+        f"{excerpt(asked.live.payload)}",
         position=position(lookup),
         live=asked.title,
-        live_fingerprint=_fingerprint(asked),
         advice=(
             f"let it out with --policy '{where}=live', be asked with '{where}=ask', or answer it with "
             f"'{where}=stub:JSON'",

@@ -27,10 +27,23 @@ from sftrace_otel.core.plan import Outcome, RecordedCall
 from sftrace_otel.errors import ReplayPolicyError, SettingsError
 from sftrace_otel.formats import Json
 
-__all__ = ["ACTIONS", "DEFAULTS", "KINDS", "Policies", "Policy", "Stub", "carried", "placeholders", "stubbed"]
+__all__ = [
+    "ACTIONS",
+    "ANYTHING",
+    "DEFAULTS",
+    "KINDS",
+    "Policies",
+    "Policy",
+    "Stub",
+    "carried",
+    "placeholders",
+    "stubbed",
+]
 
 KINDS: Final = ("tool", "llm", "http")
 ACTIONS: Final = ("live", "stub", "block", "ask")
+ANYTHING: Final = ""
+"""The pattern of a default."""
 DEFAULTS: Final[Mapping[str, str]] = {"tool": "block", "llm": "live", "http": "block"}
 
 
@@ -140,7 +153,7 @@ class Policies:
             if policy.fits(live):
                 return policy
         action = "live" if inside_live and live.kind == "http" else DEFAULTS[live.kind]
-        return Policy(live.kind, "*", action)
+        return Policy(live.kind, ANYTHING, action)
 
     def described(self) -> list[str]:
         """Them without answers, in the order in which they were given."""
