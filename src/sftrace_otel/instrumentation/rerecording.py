@@ -149,7 +149,7 @@ class Rerecording:
         event = outcome.held.event if isinstance(outcome.held, Deferred) else None
         recorder.end(
             call,
-            None if outcome.held is None else self._output(outcome),
+            None if outcome.held is None and outcome.status != "ok" else self._output(outcome),
             end=outcome.end or ("failed" if outcome.status == "error" else "finished"),
             status="error" if outcome.status == "error" else "ok",
             error=_error(outcome),
