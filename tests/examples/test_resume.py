@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import EXAMPLES, Bundle, Place
+from sftrace_otel.bundle.read import validate_bundle
+
+from .conftest import EXAMPLES, Bundle, Place, Recorded
 
 WRONG, RIGHT = "we have refunded 4990.00 EUR", "we have refunded 49.90 EUR"
 
