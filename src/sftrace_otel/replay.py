@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -421,7 +422,7 @@ class ReplaySession:
         """The bundle that the replay will be recorded into, None where it is not."""
         return self._record
 
-    @property
+    @functools.cached_property
     def redacted(self) -> int:
         """Placeholders of redacted values in what a resumed run is served; live calls would carry them."""
         if self._policies is None:

@@ -25,6 +25,8 @@ from sftrace_otel.analysis.lineage import lineage
 from sftrace_otel.bundle.read import open_bundle, validate_bundle
 from sftrace_otel.errors import ReplayError, ReplayMismatchError, SettingsError, TraceStorageError
 from sftrace_otel.fork import ForkPoint, OverrideSpec, fork_trace
+from sftrace_otel.instrumentation.frameworks import again
+from sftrace_otel.instrumentation.tools import Tool
 from sftrace_otel.trace import Trace
 
 pytestmark = [
@@ -521,6 +523,35 @@ def test_generators_are_stubbed_with_their_items(recorded: Run, bundle_path: Pat
             assert list(counted(2)) == [0, 1]
             assert list(counted(3)) == want
     assert RAN == [2, 3]
+
+
+async def test_what_a_framework_runs_by_its_own_code_goes_by_what_it_calls(recorded: Run, bundle_path: Path) -> None:
+    """A handoff is no effect: it needs no policy, what it calls does, and all of it is recorded."""
+    handoff = Tool(lambda to: None, "handoff", None, "frozen")
+
+    async def hand_over(to: str) -> str:
+        return await again(handoff, (to,), lambda: alookup(to), str.upper)
+
+    async def program() -> list[str]:
+        return [await hand_over("Oslo"), await hand_over("Bergen")]
+
+    with record("agent", output=bundle_path):
+        first = await program()
+    fork = forked(bundle_path, step_of(bundle_path, "tool_result", 1))
+    RAN.clear()
+    with pytest.raises(ReplayPolicyError, match="tool 'alookup'"):
+        async with ReplaySession.from_trace(fork, mode="resume"):
+            await program()
+    assert RAN == []
+    async with ReplaySession.from_trace(fork, mode="resume", policies=["tool:alookup=live"]) as session:
+        assert await program() == [first[0], "Bergen: 1 degrees"]
+    assert session.recorded is not None
+    assert validate_bundle(session.recorded, verify_integrity=True).exit_code == 0
+    outputs = [event.output for event in open_bundle(session.recorded).events if event.type == "tool_result"]
+    assert outputs == [first[0], first[0].upper(), "Bergen: 1 degrees", "BERGEN: 1 DEGREES"]
+    async with ReplaySession.from_trace(session.recorded) as session:
+        assert await program() == [first[0], "Bergen: 1 degrees"]
+        session.verify_complete()
 
 
 # --- divergence, reuse, redaction, where it is recorded ---------------------------------------------------------------

@@ -107,15 +107,11 @@ class Active:
         )
         if self.lets_go and self is not _active:  # ended meanwhile: the program goes on without it
             return _GONE
-        decision = self.session.decide(
-            live,
-            otherwise,
-            approve,
-            runs=runs,
-            inside_live=recorder.current_scope().live,
-            redacted=[finding.pointer for finding in prepared.findings],
-            own=own,
-        )
+        resumes: dict[str, Any] = {}
+        if self.session.mode == "resume":
+            redacted = [finding.pointer for finding in prepared.findings]
+            resumes = {"inside_live": recorder.current_scope().live, "redacted": redacted, "own": own}
+        decision = self.session.decide(live, otherwise, approve, runs=runs, **resumes)
         self.made.append(decision.call or live)
         if decision.action == "serve":
             _mark_around(decision)
