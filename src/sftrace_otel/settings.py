@@ -113,8 +113,14 @@ class Settings:
         return cls(**values)
 
     def public(self) -> dict[str, object]:
-        """The settings as JSON values for a bundle's `run.json`; paths as they were given."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """The settings as JSON values for a bundle's `run.json`; paths as they were given, stubs without answers."""
+        known = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {**known, "replay_policies": [_without_answer(policy) for policy in self.replay_policies]}
+
+
+def _without_answer(policy: str) -> str:
+    head, stub, _ = policy.partition("=stub")
+    return head + stub
 
 
 def _plain(value: object) -> object:

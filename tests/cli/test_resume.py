@@ -247,6 +247,8 @@ def test_variables_ask_for_it_too(bundle: Path, fork: Path, bytecode: dict[str, 
     told = json.loads(Path("report.json").read_text())
     assert (told["exit_code"], told["stubbed"], told["live"]) == (0, 1, 1)
     assert "1 value is [REDACTED] in what is served" in done.stderr
+    settings = open_bundle(told["recorded_to"]).run["settings"]
+    assert settings["replay_policies"] == ["tool:x=live", "tool:book=stub"], "an answer is nobody's setting"
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
