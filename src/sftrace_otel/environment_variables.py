@@ -65,13 +65,22 @@ OTEL_SFTRACE_REPLAY = "OTEL_SFTRACE_REPLAY"
 """A bundle to answer from instead of recording."""
 
 OTEL_SFTRACE_REPLAY_MODE = "OTEL_SFTRACE_REPLAY_MODE"
-"""`frozen` (default), `hybrid` or `live`."""
+"""`frozen` (default), `hybrid`, `live` or `resume`."""
 
 OTEL_SFTRACE_REPLAY_LIVE_LLMS = "OTEL_SFTRACE_REPLAY_LIVE_LLMS"
 """`provider/model,…` that hybrid mode lets out."""
 
 OTEL_SFTRACE_REPLAY_LIVE_TOOLS = "OTEL_SFTRACE_REPLAY_LIVE_TOOLS"
 """Names of tools, with commas, that live mode lets out."""
+
+OTEL_SFTRACE_REPLAY_POLICIES = "OTEL_SFTRACE_REPLAY_POLICIES"
+"""`KIND:NAME=POLICY,…`, or a JSON array of them: what resume mode does past the end of the recording."""
+
+OTEL_SFTRACE_REPLAY_REUSE = "OTEL_SFTRACE_REPLAY_REUSE"
+"""`true`, or the parent bundle whose calls resume mode reuses where their input is unchanged."""
+
+OTEL_SFTRACE_REPLAY_ALLOW_REDACTED = "OTEL_SFTRACE_REPLAY_ALLOW_REDACTED"
+"""`true`: in resume mode tools and HTTP exchanges go out with placeholders of redacted values in their input."""
 
 OTEL_SFTRACE_REPLAY_IGNORE = "OTEL_SFTRACE_REPLAY_IGNORE"
 """JSON Pointers, with commas, into inputs: left out when calls are compared."""

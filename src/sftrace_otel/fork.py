@@ -184,7 +184,7 @@ def _fork_stream(
     )  # fmt: skip
     before = len(made)
     del made
-    carried = carry(bundle, stale=decided.stale)
+    carried = carry(bundle, stale=decided.stale, cut=decided.cut)
     kept = decided.take(_events(bundle, digest.hexdigest()))
     created = datetime.now(UTC)
     info = ForkInfo(

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import shutil
@@ -28,14 +31,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, cast
 from urllib.parse import unquote
 
 from sftrace_otel import recorder
-from sftrace_otel.bundle.read import Bundle, open_bundle, validate_bundle
+from sftrace_otel.bundle.read import Bundle, list_bundles, open_bundle, validate_bundle
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import printable
@@ -43,6 +47,7 @@ from sftrace_otel.core.plan import RecordedCall, extract_calls
 from sftrace_otel.core.prepare import Prepared, prepare
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.core.report import ReplayReport, RunOutcome
+from sftrace_otel.core.resume import Policies, Stub, placeholders
 from sftrace_otel.core.session import LiveCall, Manual, Session
 from sftrace_otel.core.trajectory import Step, Trajectory
 from sftrace_otel.errors import (
@@ -51,14 +56,15 @@ from sftrace_otel.errors import (
     ReplayExhaustedError,
     ReplayMismatchError,
     ReplayPolicyError,
+    SettingsError,
     SftraceError,
     TraceStorageError,
 )
 from sftrace_otel.formats import Json, canonical
-from sftrace_otel.formats.sftrace import EventBase, Manifest, RunEnd, RunStart
-from sftrace_otel.formats.sidecars import CallRow
+from sftrace_otel.formats.sftrace import EVENTS_FILE, EventBase, Manifest, RunEnd, RunStart, dump_event
+from sftrace_otel.formats.sidecars import CallRow, begun
 from sftrace_otel.instrumentation import asgi_client as asgi
-from sftrace_otel.instrumentation import install, replaying, tracing
+from sftrace_otel.instrumentation import asking, install, replaying, tracing
 from sftrace_otel.instrumentation.rerecording import Rerecording
 from sftrace_otel.settings import PREFIX, Settings
 from sftrace_otel.trace import Trace
@@ -73,20 +79,22 @@ __all__ = [
     "ReplaySession",
     "Result",
     "Step",
+    "Stub",
     "Trajectory",
     "activate_from_settings",
     "refuse_production_of",
     "replay_asgi",
     "replay_command",
     "replay_entrypoint",
+    "reuse_of",
     "trajectory_of",
     "untraced_tools",
     "write_report",
 ]
 
 CHILD = "SFTRACE_REPLAY_CHILD"
-"""Variable that hands a child what has no setting or no room in one: JSON with `map_hosts`, `ignore` (pointers may hold
-commas) and `run_untraced_tools`."""
+"""Variable that hands a child what has no setting or no room in one: JSON with `map_hosts`, `ignore` and `policies`
+(pointers and answers may hold commas) and `run_untraced_tools`."""
 
 DIVERGED = 1
 REFUSED = 2
@@ -109,16 +117,22 @@ class _Recording:
     is_block: bool = True
     has_content: bool = True
     notes: tuple[str, ...] = ()
+    path: Path | None = None
+    run_id: str = ""
+    events: Sequence[EventBase] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _recording_of(source: str | Path | Trace) -> _Recording:
     """Read `source`. Raises TraceStorageError for a bundle that is invalid, changed or unreadable."""
     if isinstance(source, Trace):
-        return _recording("the trace", source.manifest, source.events, source.source, stale=source.stale)
+        made = _recording("the trace", source.manifest, source.events, source.source, stale=source.stale)
+        return replace(made, provenance=source.provenance)
     path = Path(source).expanduser()
     notes = _checked(path)
     bundle = open_bundle(path)
-    return _recording(str(path), bundle.manifest, bundle.events, bundle, notes=notes)
+    made = _recording(str(path), bundle.manifest, bundle.events, bundle, notes=notes)
+    return replace(made, path=bundle.path, provenance=bundle.provenance)
 
 
 def _recording(
@@ -137,7 +151,7 @@ def _recording(
             raise TraceStorageError(f"{reference.get('$blob')} is not in the trace", code="missing_file")
         return bundle.blob(str(reference.get("$blob")))
 
-    rows = [row for row in bundle.calls if not stale & {*_event_ids(row)}] if bundle is not None else []
+    rows = [] if bundle is None else list(_rows(bundle, stale, stale.difference(event.id for event in events)))
     wire_rows = [row for row in bundle.wire() if row.get("event_id") not in stale] if bundle is not None else []
     return _Recording(
         source=name,
@@ -150,7 +164,18 @@ def _recording(
         is_block=bundle is None or (bundle.run or {}).get("kind", "record") == "record",
         has_content=bundle is None or not _without_content(bundle),
         notes=notes,
+        run_id=manifest.run_id,
+        events=events,
     )
+
+
+def _rows(bundle: Bundle, stale: frozenset[str], cut: frozenset[str]) -> Iterator[CallRow]:
+    """The rows of `calls.jsonl` as a fork in memory would have them when it is saved."""
+    for row in bundle.calls:
+        if not stale & {*_event_ids(row)}:
+            yield row
+        elif row.get("request") not in cut:
+            yield cast(CallRow, begun(row, cut))
 
 
 def _without_content(bundle: Bundle) -> bool:
@@ -244,7 +269,11 @@ class ReplaySession:
         allow: Sequence[str],
         record: Path | None = None,
         force: bool = False,
+        policies: Policies | None = None,
+        reused: _Recording | None = None,
     ) -> None:
+        self._policies = policies
+        self._reused = reused
         self._recording = recording
         self._session = session
         self._policy = policy
@@ -279,6 +308,10 @@ class ReplaySession:
         run_untraced_tools: bool = False,
         record: str | Path | None = None,
         force: bool = False,
+        policies: Iterable[str] | Mapping[str, str | Stub] = (),
+        ask: Callable[[LiveCall], bool] | None = None,
+        reuse: bool | str | Path | Trace = False,
+        allow_redacted: bool = False,
     ) -> Self:
         """Prepare the replay of a bundle (by its path) or of a loaded trace.
 
@@ -286,13 +319,15 @@ class ReplaySession:
             source: A bundle, checked first: structure, payload hashes, file checksums. Or a Trace, taken as it is.
             mode: "frozen": everything recorded is served, everything else stops the replay. "hybrid": `live_llms` are
                 asked again and their answers go on, the rest is served or stops. "live": LLMs are asked again and
-                `allow_live_tools` run, nothing is served.
+                `allow_live_tools` run, nothing is served. "resume": what is recorded is served, and after its end the
+                program goes on under `policies`; it is recorded, beside `source` where `record` names no path.
             order: "causal", "strict" or "any".
             ignore: JSON Pointers, or functions of (kind, name, view): what to leave out when calls are compared.
             normalize: "iso_time", "uuid", "path", compiled patterns, or functions from text to text: what is changed in
                 every text on both sides before they are compared.
             map_hosts: Recorded host or host:port → the one that stands for it now.
-            live_llms: `provider/model` as recorded, for hybrid mode; `*` stands for anything.
+            live_llms: `provider/model` as recorded, for hybrid mode; `*` stands for anything. In resume mode a policy
+                `live` of each, and the same for
             allow_live_tools: Names of tools, and of HTTP exchanges as their events have them, for live mode; likewise.
             manual: Called with (recorded call, live call) where the recorded policy is `manual`: "frozen" or True
                 serves it, "live" lets it out (not in frozen mode), "derived" runs and compares it, "forbidden", False
@@ -301,9 +336,17 @@ class ReplaySession:
             run_untraced_tools: Go on although results of some tools are missing; their functions run for real.
             record: A bundle to record the replay into; without it nothing is written.
             force: Also where `deployment.environment.name` is `production`.
+            policies: For resume mode: `"KIND:NAME=POLICY"`, or a dict `{"KIND:NAME": POLICY}`; KIND is `tool`, `llm` or
+                `http`, POLICY `live`, `block`, `ask`, `stub`, `stub:JSON` or, in a dict, a `Stub`. The last that fits
+                counts; else LLM calls go out, and tools and exchanges are blocked.
+            ask: Decides on calls whose policy is `ask`; left out, the terminal is asked, and without one they are
+                blocked.
+            reuse: For resume mode: True, or the parent of the fork: its calls answer those with the same input.
+            allow_redacted: For resume mode: tools and exchanges go out although a placeholder of a redacted value is in
+                their input.
 
         Raises:
-            TraceStorageError: The bundle is invalid, changed or unreadable.
+            TraceStorageError: The bundle is invalid, changed or unreadable, or it is the parent that is.
             ReplayPolicyError: Functions would have to run for real (see `run_untraced_tools`).
             SettingsError: An unknown mode or order; a rule, normaliser or name that cannot be used.
         """
@@ -325,6 +368,11 @@ class ReplaySession:
             )
         settings = Settings.from_environ(os.environ)
         policy = recorder.load_policy(settings)
+        resumes = mode == "resume"
+        if not resumes and (policies or reuse or ask is not None or allow_redacted):
+            raise SettingsError(f"policies, ask, reuse and allow_redacted are for resume mode, not for {mode} mode")
+        parent = _parent_recording(recording, reuse) if resumes and reuse is not False else None
+        rules = Policies(policies, allow_live_tools or (), live_llms or ()) if resumes else None
         session = Session(
             recording.calls,
             mode=mode,
@@ -336,9 +384,18 @@ class ReplaySession:
             live_tools=allow_live_tools or (),
             manual=manual,
             redact=lambda value: policy.redact(value)[0],
+            policies=rules,
+            ask=(ask or asking.on_terminal()) if resumes else None,
+            reuse=() if parent is None else _unanswered(parent, recording),
+            allow_redacted=allow_redacted,
         )
+        if record is None and resumes:
+            record = _beside(recording)
         target = None if record is None else _free(Path(record).expanduser().absolute())
-        return cls(recording, session, policy=policy, settings=settings, allow=allow, record=target, force=force)
+        return cls(
+            recording, session, policy=policy, settings=settings, allow=allow, record=target, force=force,
+            policies=rules, reused=parent,
+        )  # fmt: skip
 
     @property
     def run_input(self) -> Json:
@@ -359,6 +416,38 @@ class ReplaySession:
     def tools(self) -> tuple[str, ...]:
         """Patterns of functions to trace: those of the environment, else those of the recording."""
         return Settings.from_environ(os.environ).tools or self._recording.tools
+
+    @property
+    def target(self) -> Path | None:
+        """The bundle that the replay will be recorded into, None where it is not."""
+        return self._record
+
+    @functools.cached_property
+    def redacted(self) -> int:
+        """Placeholders of redacted values in what a resumed run is served; live calls would carry them."""
+        if self._policies is None:
+            return 0
+        served = (call.outcome.output for call in self._recording.calls if call.parent is None)
+        return sum(map(placeholders, served)) + placeholders(self.run_input)
+
+    def announcement(self) -> list[str]:
+        """What is to be said before a resumed run begins; nothing in other modes."""
+        if self._policies is None:
+            return []
+        count, told = self.redacted, ", ".join(self._policies.described())
+        lines = [
+            f"sftrace: {len(self._recording.calls)} recorded calls are served, then calls are made: LLM calls go out, "
+            f"tools and HTTP exchanges are blocked{f', but for {told}' if told else ''}; recorded into {self._record}"
+        ]
+        if self._reused is not None:
+            lines.append(f"sftrace: calls that {self._reused.source} holds with the same input are answered from it")
+        if count:
+            values = "1 value is" if count == 1 else f"{count} values are"
+            lines.append(
+                f"sftrace: {values} [REDACTED] in what is served, and the program has the placeholder: an LLM call "
+                "goes out with it and is counted, a tool or exchange with it stops unless --allow-redacted"
+            )
+        return lines
 
     @property
     def latched(self) -> ReplayError | None:
@@ -384,6 +473,8 @@ class ReplaySession:
         if self._entered:
             raise ReplayError("this session was used before; make another one with from_trace")
         self.refuse_production(os.environ, _resource_of(tracing.provider()))
+        if CHILD not in os.environ and not self.settings.quiet:
+            _say(self.announcement())
         install(self.tools)
         try:
             self._active = replaying.activate(
@@ -411,12 +502,15 @@ class ReplaySession:
                 agent=self._recording.agent,
                 run_input=self._recording.run_input,
                 lazy=self._is_child,
+                origin={} if self._policies is None else {"resumes": self._recording.run_id},
             )
         except OSError:
             replaying.deactivate()
             self._active = None
             raise TraceStorageError(f"{path}: the replay cannot be recorded there", code="unwritable") from None
         self._rerecording = rerecording
+        if self._policies is not None:
+            rerecording.went_live = lambda: self._session.went_live
         active.keep = lambda prepared, live, decision: rerecording.served(
             prepared, live, decision, self._recording.read_blob
         )
@@ -451,7 +545,23 @@ class ReplaySession:
             failure = (outcome.error_type or "Exception", outcome.message or "") if failed else None
             if error is not None and failure is None:
                 failure = (type(error).__name__, self._policy.redact_text(str(error))[0])
-            self.recorded = rerecording.close(output=self._output, failure=failure)
+            self.recorded = rerecording.close(
+                output=self._output, failure=failure, provenance=None if self._policies is None else self._provenance()
+            )
+
+    def _provenance(self) -> dict[str, Any]:
+        """How a resumed run came to be; what only its recording knows is put in there."""
+        assert self._policies is not None
+        recording = self._recording
+        last = recording.events[-1] if recording.events else None
+        parents = [_as_parent(one) for one in (recording, self._reused) if one is not None]
+        return {
+            "origin": "resumed",
+            "created_at": datetime.now(UTC).isoformat(),
+            "parents": parents,
+            **({} if last is None else {"fork_point": {"step": last.step, "event_id": last.id}}),
+            "resumed": {"policies": self._policies.described()},
+        }
 
     def uncompared(self) -> bool:
         """Whether an output was recorded and the program gave none that could be compared with it."""
@@ -488,9 +598,10 @@ class ReplaySession:
         """
         outcome = self._outcome or self._with_output(RunOutcome(status="completed"))
         expected = self._recording.expected
-        return self._session.report(
+        found = self._session.report(
             outcome=outcome, expected=replace(expected, output=None) if self.uncompared() else expected
         )
+        return replace(found, redacted=self.redacted)
 
     def completed(self, output: object) -> RunOutcome:
         """The outcome of a program whose result is `output`, prepared as a recorded output is."""
@@ -529,6 +640,75 @@ class ReplaySession:
             return outcome
         self._output = given
         return RunOutcome(status="completed", output=given.value)
+
+
+def _say(lines: Iterable[str]) -> None:
+    sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
+    sys.stderr.flush()
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def _beside(recording: _Recording) -> Path:
+    """Where a resumed run is recorded that names no path: beside its fork. Raises SettingsError where that has none."""
+    if recording.path is None:
+        raise SettingsError("a resumed run is recorded, and a trace in memory has no place to do it: give record=PATH")
+    path = recording.path.absolute()
+    stem = path.name.removesuffix(".zip").removesuffix(".sftrace")
+    names = (f"{stem}-resumed{'' if number == 1 else f'-{number}'}.sftrace" for number in itertools.count(1))
+    return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
+
+
+def _as_parent(recording: _Recording) -> dict[str, Any]:
+    name = None if recording.path is None else recording.path.name
+    return {"run_id": recording.run_id, "name": name, "events_sha256": _digest(recording)}
+
+
+def _digest(recording: _Recording) -> str:
+    """SHA-256 of the bundle's `events.jsonl`, or of what that would be of a trace in memory."""
+    digest = hashlib.sha256()
+    if recording.path is None:
+        lines: Iterable[bytes] = (dump_event(event) + b"\n" for event in recording.events)
+    else:
+        lines = open_bundle(recording.path).lines(EVENTS_FILE, ends=True)
+    for line in lines:
+        digest.update(line)
+    return digest.hexdigest()
+
+
+def _parent_recording(recording: _Recording, given: bool | str | Path | Trace) -> _Recording:
+    """The recording that a fork was made of. Raises ReplayError where it is not known or not there."""
+    told = recording.provenance.get("parents", [])
+    parents = {str(one.get("run_id")): one for one in told if isinstance(one, dict)}
+    if not parents:
+        raise ReplayError(f"{recording.source}: it names no parent whose calls could be reused", code="no_parent")
+    parent = _recording_of(_near(recording, parents) if isinstance(given, bool) else given)
+    known = parents.get(parent.run_id)
+    if known is None:
+        raise ReplayError(f"{parent.source}: {recording.source} was not made of it (another run)", code="not_parent")
+    if known.get("events_sha256") != _digest(parent):
+        raise ReplayError(f"{parent.source}: it is not as it was when {recording.source} was made", code="not_parent")
+    return parent
+
+
+def _near(recording: _Recording, parents: Mapping[str, Mapping[str, Any]]) -> Path:
+    """The bundle of one of `parents` in the folder of a fork, by its run id; of several the one with its name."""
+    near = [] if recording.path is None else list_bundles(recording.path.absolute().parent)
+    found = [one.path for one in near if one.run_id in parents]
+    names = [str(one.get("name") or run) for run, one in parents.items()]
+    if not found:
+        raise ReplayError(
+            f"{recording.source}: its parent ({', '.join(names)}) is not beside it; name it: --reuse PARENT",
+            code="no_parent",
+        )
+    return next((path for path in found if path.name in names), found[0])
+
+
+def _unanswered(parent: _Recording, fork: _Recording) -> Iterator[RecordedCall]:
+    """The parent's calls that the fork has no answer of its own for; event ids are kept in forks."""
+    answered = {call.request_id for call in fork.calls if call.outcome.status != "missing"}
+    return (call for call in parent.calls if call.request_id not in answered)
 
 
 def _free(path: Path) -> Path:
@@ -631,12 +811,22 @@ def _session_of(settings: Settings) -> ReplaySession:
         normalize=settings.replay_normalize,
         live_llms=settings.replay_live_llms,
         allow_live_tools=settings.replay_live_tools,
+        policies=options.get("policies") or settings.replay_policies,
+        reuse=reuse_of(settings.replay_reuse),
+        allow_redacted=settings.replay_allow_redacted,
         run_untraced_tools=bool(options.get("run_untraced_tools")),
         record=record,
         force=settings.replay_force,
     )
     session._is_child = True
     return session
+
+
+def reuse_of(text: str | None) -> bool | str:
+    """The setting: true, false, or the path of the parent."""
+    if text is None or text.lower() in ("true", "false"):
+        return text is not None and text.lower() == "true"
+    return text
 
 
 def write_report(settings: Settings, document: Mapping[str, object]) -> None:
@@ -689,7 +879,7 @@ class Result:
         said = [*session.notes, *notes, *([uncompared] if session.uncompared() else [])]
         recorded = None if session.recorded is None else str(session.recorded)
         if recorded is not None:
-            said.append(f"the replay was recorded to {recorded}")
+            said.append(f"the {'resumed run' if report.mode == 'resume' else 'replay'} was recorded to {recorded}")
         return cls(document={**report.to_dict(), "text": report.text(), "notes": said, "recorded_to": recorded})
 
     @property
@@ -880,7 +1070,9 @@ def replay_command(path: Path, command: Sequence[str], *, stdout: int | None = N
     if program is None:
         raise ReplayError(f"{command[0]}: command not found; check the spelling and PATH", code="not_found")
     with tempfile.TemporaryDirectory(prefix="sftrace-replay-") as folder:
-        environment = {**_child_environment(path, Path(folder), session), **_variables(options)}
+        told = _variables({**options, "record": session.target})
+        environment = {**_child_environment(path, Path(folder), session), **told}
+        _say(session.announcement())
         code = _run([program, *command[1:]], environment, stdout)
         return _collected(Path(folder), code, command[0])
 
@@ -907,10 +1099,16 @@ def _variables(options: Mapping[str, Any]) -> dict[str, str]:
         told[PREFIX + "REPLAY_RECORD"] = str(Path(options["record"]).expanduser().absolute())
     if options.get("force"):
         told[PREFIX + "REPLAY_FORCE"] = "true"
+    if options.get("allow_redacted"):
+        told[PREFIX + "REPLAY_ALLOW_REDACTED"] = "true"
+    if options.get("reuse"):
+        reuse = options["reuse"]
+        told[PREFIX + "REPLAY_REUSE"] = "true" if reuse is True else str(Path(reuse).expanduser().absolute())
     told[CHILD] = json.dumps(
         {
             "map_hosts": dict(options.get("map_hosts") or {}),
             "ignore": list(options.get("ignore") or ()),
+            "policies": list(options.get("policies") or ()),
             "run_untraced_tools": bool(options.get("run_untraced_tools")),
         }
     )
@@ -972,6 +1170,9 @@ def _collected(folder: Path, code: int, program: str) -> Result:
     worst = max(made or found, key=lambda one: _SEVERITY.index(one["exit_code"]))
     if worst.get("unfinished"):
         worst["text"] = f"replay: diverged; {program} ended (exit code {code}) before its run could be compared"
+    elif worst.get("mode") == "resume" and code and not worst["exit_code"]:
+        worst["exit_code"], worst["verdict"] = DIVERGED, "resumed, and failed"
+        worst["text"] = f"{worst['text']}\n  {program} ended with exit code {code}"
     return Result(document={**worst, "program_exit_code": code})
 
 

@@ -11,6 +11,7 @@ Source: `design.md`, "Names that users type".
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -43,9 +44,11 @@ class Settings:
     run of this size in MiB closes and another one goes on. `on_close`: `module:callable`, given each bundle's path.
     `fsync`: `never`, `close` or `event`. `max_payload_bytes`: longer payloads are cut and marked. `redaction`: a TOML
     file with rules of one's own. `tools`: `module:callable` patterns traced on import. `quiet`: no lines on stderr.
-    `replay`: a bundle to answer from instead of recording. `replay_mode`: `frozen`, `hybrid` or `live`.
+    `replay`: a bundle to answer from instead of recording. `replay_mode`: `frozen`, `hybrid`, `live` or `resume`.
     `replay_live_llms`: `provider/model` names that hybrid mode lets out; `replay_live_tools`: tools that live mode
-    does. `replay_ignore`: JSON Pointers left out of matching; `replay_normalize`: `iso_time`, `uuid`, `path`.
+    does. `replay_policies`: what resume mode does past the end, `KIND:NAME=POLICY`; `replay_reuse`: true, or the parent
+    whose calls it reuses; `replay_allow_redacted`: tools go out with placeholders.
+    `replay_ignore`: JSON Pointers left out of matching; `replay_normalize`: `iso_time`, `uuid`, `path`.
     `replay_record`: a bundle to record the replay into. `replay_force`: also in production.
     `replay_order`: `causal`, `strict` or `any`.
     `replay_allow`: `host:port` pairs that may be connected to under replay. `replay_report`: file for the report.
@@ -73,6 +76,9 @@ class Settings:
     replay_allow: tuple[str, ...] = ()
     replay_live_llms: tuple[str, ...] = ()
     replay_live_tools: tuple[str, ...] = ()
+    replay_policies: tuple[str, ...] = ()
+    replay_reuse: str | None = None
+    replay_allow_redacted: bool = False
     replay_ignore: tuple[str, ...] = ()
     replay_normalize: tuple[str, ...] = ()
     replay_record: Path | None = None
@@ -107,8 +113,14 @@ class Settings:
         return cls(**values)
 
     def public(self) -> dict[str, object]:
-        """The settings as JSON values for a bundle's `run.json`; paths as they were given."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """The settings as JSON values for a bundle's `run.json`; paths as they were given, stubs without answers."""
+        known = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {**known, "replay_policies": [_without_answer(policy) for policy in self.replay_policies]}
+
+
+def _without_answer(policy: str) -> str:
+    head, stub, _ = policy.partition("=stub")
+    return head + stub
 
 
 def _plain(value: object) -> object:
@@ -139,6 +151,13 @@ def _list(value: object) -> tuple[str, ...]:
     if not isinstance(parts, (list, tuple)):
         raise TypeError("must be a list or text with commas")
     return tuple(part for part in (str(item).strip() for item in parts) if part)
+
+
+def _policies(value: object) -> tuple[str, ...]:
+    """Texts with commas between, or, since an answer may hold commas, a JSON array of them."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = json.loads(value)
+    return _list(value)
 
 
 def _formats(value: object) -> tuple[str, ...]:
@@ -204,11 +223,14 @@ _READERS: dict[str, Callable[[object], object]] = {
     "tools": _list,
     "quiet": _boolean,
     "replay": _text,
-    "replay_mode": _one_of("frozen", "hybrid", "live"),
+    "replay_mode": _one_of("frozen", "hybrid", "live", "resume"),
     "replay_order": _one_of("causal", "strict", "any"),
     "replay_allow": _list,
     "replay_live_llms": _list,
     "replay_live_tools": _list,
+    "replay_policies": _policies,
+    "replay_reuse": _text,
+    "replay_allow_redacted": _boolean,
     "replay_ignore": _list,
     "replay_normalize": _list,
     "replay_record": _path,

@@ -23,10 +23,27 @@ import aiohttp
 import httpx
 import openai
 import pytest
-from case_helpers import Divergence, U, ask, diverging, forked, frozen, n_http, n_llm, oa, outputs, rec, tool, wire
+from case_helpers import (
+    Divergence,
+    U,
+    ask,
+    check,
+    diverging,
+    forked,
+    frozen,
+    n_http,
+    n_llm,
+    oa,
+    outputs,
+    rec,
+    tool,
+    tool_results,
+    wire,
+)  # fmt: skip
 from case_server import Scripted
 
 from sftrace_otel import ReplayError, ReplaySession, trace_tool
+from sftrace_otel.bundle.read import open_bundle
 from sftrace_otel.core.match import ISO_TIME, UUID
 
 
@@ -122,17 +139,31 @@ def test_g05_up_to_the_fork_all_is_served_and_nothing_behind_it(srv: Any, p: Pat
     assert (ran, sent(srv)) == ([], reached)
 
 
-@pytest.mark.xfail(strict=True, reason="issue 7: resume goes on live behind the fork")
 def test_g05_behind_the_fork_the_program_goes_on_for_real(srv: Any, p: Path, q: Path) -> None:
     ran: list[str] = []
     with rec(p):
         _agent(srv, ran)
     ran.clear()
+    reached = sent(srv)
     forked(p, 4, q, {4: "CHANGED"})
-    with ReplaySession.from_trace(q, mode="resume"):
+    with ReplaySession.from_trace(q, mode="resume", policies=["tool:y=live"]) as session:
         _agent(srv, ran)
-    assert ran == ["y"]
-    assert b"CHANGED" in srv.requests[-1].body
+        session.verify_complete()
+    assert ran == ["y"], "what the fork holds did not run"
+    assert sent(srv) == reached + 1 and b"CHANGED" in srv.requests[-1].body
+    report = session.report()
+    assert (report.served, report.live, report.exit_code) == (2, 2, 0)
+    assert report.live_calls == {"LLM openai/m chat.completions.create": 1, "tool 'y'": 1}
+    assert session.recorded is not None
+    made = session.recorded
+    check(made)
+    assert tool_results(made) == ["CHANGED", "second"]
+    told = open_bundle(made).provenance
+    assert told["origin"] == "resumed" and told["fork_point"]["step"] == 4
+    assert [one["name"] for one in told["parents"]] == [q.name]
+    with frozen(made):
+        _agent(srv, ran)
+    assert (ran, sent(srv)) == (["y"], reached + 1)
 
 
 # --- G09 --------------------------------------------------------------------------------------------------------------

@@ -233,18 +233,33 @@ def test_sidecars_follow_a_fork_without_the_rows_that_no_longer_hold(here: Path)
     trace = Trace.load("failure.sftrace")
     ids = [event.id for event in trace.events]
     rows = [
-        {"call": 0, "kind": "tool", "request": ids[1], "response": ids[2]},
-        {"call": 1, "kind": "tool", "request": ids[3], "response": ids[4]},
-        {"call": 2, "kind": "llm", "request": ids[6], "response": ids[7]},
-    ]
+        {
+            "call": 0, "kind": "tool", "request": ids[1], "response": ids[2], "error": None, "lineage": "0",
+            "start_ns": 1, "end_ns": 2, "end": "failed", "tags": {"/input/x": "bytes", "/output": "tuple"},
+            "exception": {"qualname": "E"}, "awaitable": "coroutine", "tool_call_ids": ["c"],
+        },
+        {"call": 1, "kind": "tool", "request": ids[3], "response": ids[4], "end": "finished"},
+        {"call": 2, "kind": "llm", "request": ids[6], "response": ids[7], "lineage": "2", "start_ns": 5, "end_ns": 9},
+    ]  # fmt: skip
     extra = {"calls.jsonl": sidecars.dump_rows("calls", rows), "of_a_later_version.json": b'{ "x": 1 }\n'}
     write.save(trace, Path("full.sftrace"), sidecars=extra)
     override = OverrideSpec(step=2, output="other")
     fork_trace("full.sftrace", ForkPoint(step=6), overrides=[override], output_path="x.sftrace")
-    assert [row["call"] for row in read.open_bundle("x.sftrace").calls] == [1]
+    assert read.open_bundle("x.sftrace").calls == (
+        {
+            "call": 0, "kind": "tool", "request": ids[1], "response": ids[2], "error": None, "lineage": "0",
+            "start_ns": 1, "end_ns": 2, "end": "finished", "tags": {"/input/x": "bytes"}, "awaitable": "coroutine",
+            "tool_call_ids": ["c"],
+        },
+        rows[1],
+        {
+            "call": 2, "kind": "llm", "request": ids[6], "response": None, "lineage": "2", "start_ns": 5,
+            "end_ns": None, "end": "open",
+        },
+    )  # fmt: skip
     assert Path("x.sftrace/of_a_later_version.json").read_bytes() == b'{ "x": 1 }\n'
     fork_trace("x.sftrace", ForkPoint(step=4), output_path="y.sftrace")
-    assert [row["call"] for row in read.open_bundle("y.sftrace").calls] == [1]
+    assert [row["call"] for row in read.open_bundle("y.sftrace").calls] == [0, 1]
     engine = ForkEngine(Trace.load("full.sftrace"), ForkPoint(step=4))
     again, _ = ForkEngine(engine.fork()[0], ForkPoint(step=2)).fork()
     again.save("z.sftrace")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from mcp.shared import exceptions
 
 from sftrace_otel import instrumentation, trace_tool
 from sftrace_otel.bundle.read import validate_bundle
-from sftrace_otel.errors import ReplayError, ReplayMismatchError
+from sftrace_otel.errors import ReplayError, ReplayMismatchError, ReplayPolicyError
 from sftrace_otel.fork import ForkPoint, OverrideSpec, fork_trace
 from sftrace_otel.instrumentation import mcp as boundary
 from sftrace_otel.recorder import Recorder
@@ -427,6 +428,34 @@ def test_what_a_server_in_this_process_calls_is_part_of_the_call(recorded: Run, 
 
 
 # --- patching ---------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_resumed_run_a_request_is_served_stubbed_or_stopped(
+    web: Any, recorded: Run, bundle_path: Path, things: Any
+) -> None:
+    """Past the end it cannot go out: the session is connected to nothing."""
+
+    async def once(session: Any) -> Any:
+        return wire(await session.call_tool("add", {"a": 1, "b": 1}))
+
+    async def twice(session: Any) -> Any:
+        return [await once(session), wire(await session.call_tool("add", {"a": 2, "b": 3}))]
+
+    want = recorded(session_of(web, once))
+    web.stop()
+    ran = web.ran()
+    answer = {"content": [{"type": "text", "text": "a stub"}], "structuredContent": {"result": 7}}
+    for policy, code in (("block", "blocked"), ("live", "policy")):
+        replay = ReplaySession.from_trace(bundle_path, mode="resume", policies=[f"tool:add={policy}"])
+        with pytest.raises(ReplayPolicyError) as caught, replay:
+            session_of(web, twice)()
+        assert caught.value.code == code
+    with ReplaySession.from_trace(
+        bundle_path, mode="resume", policies=[f"tool:add=stub:{json.dumps(answer)}"]
+    ) as session:
+        first, second = session_of(web, twice)()
+    assert (first, second["content"][0]["text"]) == (want, "a stub")
+    assert (session.report().exit_code, web.ran()) == (0, ran)
 
 
 def test_twice_is_once_and_uninstall_restores() -> None:

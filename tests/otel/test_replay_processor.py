@@ -31,7 +31,9 @@ from sftrace_otel import (
     recorder,
     trace_tool,
 )
+from sftrace_otel.bundle.read import open_bundle, validate_bundle
 from sftrace_otel.errors import ReplayError, SettingsError, TraceStorageError
+from sftrace_otel.fork import ForkPoint, fork_trace
 from sftrace_otel.instrumentation import replaying
 
 RAN: list[str] = []
@@ -393,3 +395,46 @@ def test_reports_and_notices_in_a_process_of_its_own(bundle: Path, server: Serve
     assert done.stdout == "Oslo 1 ok\n"
     assert server.hits == []
     assert "replaying" in done.stderr and "2 of 2 recorded calls used" in done.stderr
+
+
+def test_it_resumes_and_records(
+    bundle: Path, server: Server, staging: Any, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_SFTRACE_QUIET", raising=False)
+    options: Any = {"policies": ["tool:lookup=live", "http:127.0.0.1=live"]}
+    processor = ReplaySpanProcessor(bundle, mode="resume", **options)
+    said = capfd.readouterr().err
+    assert "2 recorded calls are served, then calls are made" in said and "recorded into" in said
+    provider, _ = staging(processor)
+    with provider.get_tracer("app").start_as_current_span("root"):
+        assert program(server) == "Oslo 1ok"
+        assert (RAN, server.hits) == ([], [])
+        assert lookup("Bergen") == "Bergen 1"
+        httpx.get(server.url + "/y")
+    provider.shutdown()
+    assert (RAN, server.hits) == (["Bergen"], ["/y"])
+    report = processor.report()
+    assert (report.exit_code, report.served, report.live) == (0, 2, 2)
+    made = tmp_path / "run-resumed.sftrace"
+    assert validate_bundle(made, verify_integrity=True).exit_code == 0
+    assert open_bundle(made).provenance["origin"] == "resumed"
+
+
+def test_reuse_and_policies_come_from_the_variables(
+    bundle: Path, server: Server, staging: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_trace(bundle, ForkPoint(step=2), output_path=tmp_path / "fork.sftrace")
+    monkeypatch.setenv("OTEL_SFTRACE_REPLAY_MODE", "resume")
+    monkeypatch.setenv("OTEL_SFTRACE_REPLAY_REUSE", "true")
+    monkeypatch.setenv("OTEL_SFTRACE_REPLAY_POLICIES", "tool:look*=live,http:*=block")
+    processor = ReplaySpanProcessor(tmp_path / "fork.sftrace")
+    provider, _ = staging(processor)
+    with provider.get_tracer("app").start_as_current_span("root"):
+        assert program(server) == "Oslo 1ok"
+        assert lookup("Bergen") == "Bergen 1"
+        with pytest.raises(ReplayPolicyError):
+            httpx.get(server.url + "/z")
+    provider.shutdown()
+    assert (RAN, server.hits) == (["Bergen"], [])
+    report = processor.report()
+    assert (report.served, report.reused, report.live, report.exit_code) == (1, 1, 1, 4)

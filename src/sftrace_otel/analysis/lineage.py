@@ -129,12 +129,17 @@ def _origin(bundle: Bundle) -> tuple[list[_Parent], str]:
     if parents:
         point, overrides = told.get("fork_point"), told.get("overrides") or []
         if point:
-            how += f" at step {point.get('step')}"
+            how += f" {'after' if how == 'resumed' else 'at'} step {point.get('step')}"
         if overrides:
             how += f", {len(overrides)} override{'s' if len(overrides) > 1 else ''}"
+        resumed = told.get("resumed") or {}
+        for word, events in (("reused", resumed.get("reused")), ("stubbed", resumed.get("stubbed"))):
+            how += f", {len(events)} {word}" if events else ""
         return parents, how
     origin: Any = bundle.run.get("origin")
-    for member, words in (("continues", "goes on from it"), ("parent_run", "a process of it")):
+    for member, words in (
+        ("resumes", "a resumed run of it"), ("continues", "goes on from it"), ("parent_run", "a process of it"),
+    ):  # fmt: skip
         if isinstance(origin, dict) and isinstance(origin.get(member), str):
             return [_Parent(run_id=origin[member], name=None, events_sha256=None)], f"{how}, {words}"
     return [], how

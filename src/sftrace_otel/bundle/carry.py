@@ -30,8 +30,10 @@ class Carried:
     blobs: dict[str, Iterable[bytes]]
 
 
-def carry(bundle: Bundle, *, stale: Set[str] = frozenset()) -> Carried:
+def carry(bundle: Bundle, *, stale: Set[str] = frozenset(), cut: Set[str] | None = None) -> Carried:
     """The sidecars of `bundle` for another one, without rows about events in `stale` and without `provenance.json`.
+
+    `cut`: those of `stale` that the other one does not have, as `sidecars.without_events` wants them.
 
     Raises:
         TraceStorageError: A sidecar cannot be read, or does not have its checksum.
@@ -41,10 +43,10 @@ def carry(bundle: Bundle, *, stale: Set[str] = frozenset()) -> Carried:
     names = [name for name in sorted(listed) if name not in own and not name.startswith(f"{sidecars.BLOBS_FOLDER}/")]
     digests: set[str] = set()
     for name in names:
-        for piece in _pieces(bundle, name, stale, listed[name]):
+        for piece in _pieces(bundle, name, stale, cut, listed[name]):
             digests.update(found.decode() for found in _BLOB.findall(piece))
     return Carried(
-        {name: _pieces(bundle, name, stale, listed[name]) for name in names}, _blobs(bundle, digests, listed)
+        {name: _pieces(bundle, name, stale, cut, listed[name]) for name in names}, _blobs(bundle, digests, listed)
     )
 
 
@@ -63,14 +65,14 @@ def intact(bundle: Bundle, name: str, pieces: Iterable[bytes], expected: str | N
         raise TraceStorageError(text, where=bundle.store.where(name), code="integrity_mismatch")
 
 
-def _pieces(bundle: Bundle, name: str, stale: Set[str], digest: str | None) -> Iterator[bytes]:
+def _pieces(bundle: Bundle, name: str, stale: Set[str], cut: Set[str] | None, digest: str | None) -> Iterator[bytes]:
     """The lines of a sidecar, each with its newline if it has one, without stale rows; checked as they are read."""
     if name not in _ROWS or not stale:
         yield from intact(bundle, name, bundle.store.chunks(name), digest)
         return
     yield sidecars.header(_ROWS[name]) + b"\n"
     lines = intact(bundle, name, bundle.lines(name, ends=True), digest)
-    for line in sidecars.without_events(_ROWS[name], (line.removesuffix(b"\n") for line in lines), stale):
+    for line in sidecars.without_events(_ROWS[name], (line.removesuffix(b"\n") for line in lines), stale, cut):
         yield line + b"\n"
 
 

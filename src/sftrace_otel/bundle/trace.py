@@ -170,7 +170,8 @@ class Trace:
         )
         sftrace.parse_manifest(sftrace.dump_manifest(manifest))
         data = TraceData(manifest=manifest, events=tuple(self._events), redactions=tuple(self._redactions))
-        carried = Carried({}, {}) if self._source is None else carry(self._source, stale=self._stale)
+        cut = self._stale.difference(event.id for event in self._events)
+        carried = Carried({}, {}) if self._source is None else carry(self._source, stale=self._stale, cut=cut)
         extra: dict[str, bytes | Iterable[bytes]] = {**carried.sidecars, **self._provenance_file()}
         return write.save(data, target, overwrite=overwrite, sidecars=extra, blobs=carried.blobs)
 

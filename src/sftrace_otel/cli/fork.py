@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 
+from sftrace_otel.cli import replay
 from sftrace_otel.cli.places import add_json, add_path, locate
 from sftrace_otel.cli.text import box, clean, note, say, say_json
 
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from sftrace_otel.fork import ForkResult, OverrideSpec
     from sftrace_otel.formats import Json
 
-USAGE = "PATH (--at-step N | --at-event ID) [-o OUT] [options]"
-EXITS = "Exit code: 0; 1 the fork point or an override does not fit the bundle; 2 a file cannot be read or written."
+USAGE = "PATH (--at-step N | --at-event ID) [-o OUT] [options] [--run (--entrypoint M:F | --asgi M:app | -- CMD …)]"
+EXITS = (
+    "Exit code: 0; 1 the fork point or an override does not fit the bundle; 2 a file cannot be read or written. With "
+    "--run that of 'replay --mode resume'."
+)
+TAKES_COMMAND = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,13 +62,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML or JSON with tables override, set and error: what stands before and after the '=' of these options",
     )
+    parser.add_argument(
+        "--run",
+        dest="run_it",
+        action="store_true",
+        help="go on from the fork: what 'replay OUT --mode resume' does, with its options",
+    )
+    replay.add_program(parser)
+    replay.add_resume(parser)
+    replay.add_options(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fork and print the report."""
+    """Fork and print the report; with `--run` go on from it."""
     from sftrace_otel.errors import ForkError
 
+    programs = (arguments.entrypoint, arguments.asgi, arguments.rest)
+    if arguments.run_it and replay.lacks_program(arguments, "fork --run"):
+        return 2
+    if not arguments.run_it and (any(programs) or arguments.reuse or arguments.policy or arguments.allow_redacted):
+        note("sftrace fork: what to run and how is for --run; add it, or leave that out")
+        return 2
     try:
         return _fork(arguments)
     except ForkError as fault:
@@ -87,11 +107,16 @@ def _fork(arguments: argparse.Namespace) -> int:
         output_path=out,
         overwrite=arguments.overwrite,
     )
-    if arguments.json:
-        say_json(_document(path, result, out))
-    else:
-        say(*_report(path, bundle, result, out))
-    return 0
+    if not arguments.run_it:
+        if arguments.json:
+            say_json(_document(path, result, out))
+        else:
+            say(*_report(path, bundle, result, out))
+        return 0
+    if not arguments.json:
+        note(*_report(path, bundle, result, out))
+    arguments.mode = "resume"
+    return replay.answer(arguments, out, _document(path, result, out))
 
 
 def _overrides(bundle: Bundle, arguments: argparse.Namespace) -> list[OverrideSpec]:

@@ -175,6 +175,12 @@ def _origin(origin: Provenance) -> Iterator[str]:
         yield f"  parent: {clean(parent.get('name') or '')} ({clean(parent.get('run_id'))})"
     if "fork_point" in origin:
         yield f"  fork point: {_place(origin['fork_point'])}"
+    resumed = origin.get("resumed", {})
+    if "went_live" in resumed:
+        yield f"  first call that was made: {clean(resumed['went_live'])}"
+    for words, ids in (("answered by a stub", resumed.get("stubbed")), ("from the parent", resumed.get("reused"))):
+        if ids:
+            yield f"  {words}: {', '.join(map(clean, ids))}"
     for override in origin.get("overrides", ()):
         yield f"  override: {_place(override)}"
 

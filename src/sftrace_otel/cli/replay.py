@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from sftrace_otel.formats import Json
     from sftrace_otel.replay import Result
 
 USAGE = "PATH (--entrypoint M:F | --asgi M:app | -- CMD …) [options]"
 EXITS = (
     "Exit code: 0 the same; 1 it diverged; 2 it could not be replayed (bundle changed or unreadable, nothing to run); "
-    "4 the recording ended and all matched until there (a fork)."
+    "4 the recording ended and all matched until there (a fork). Of a resumed run: 0 it ran to its end; 1 it left the "
+    "recording before that ended, or failed; 4 a call behind its end was blocked."
 )
 TAKES_COMMAND = True
 
@@ -34,6 +36,23 @@ TAKES_COMMAND = True
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `replay`."""
     add_path(parser)
+    add_program(parser)
+    parser.add_argument(
+        "--mode",
+        choices=("frozen", "hybrid", "live", "resume"),
+        default="frozen",
+        help="frozen (default: everything is served, nothing goes out), hybrid (the LLMs of --live-llm are asked "
+        "again, the rest is served), live (LLMs are asked again and the tools of --allow-live-tool run; nothing is "
+        "served), or resume (what is recorded is served, and then the program goes on: LLM calls go out, tools "
+        "and HTTP exchanges are blocked, but for --policy; it is recorded)",
+    )
+    add_resume(parser)
+    add_options(parser)
+    add_json(parser)
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what to run."""
     parser.add_argument(
         "--entrypoint",
         metavar="M:F",
@@ -45,28 +64,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="M:app",
         help="ASGI application app of module M, likewise; the recorded inbound request is sent to it in this process",
     )
-    parser.add_argument(
-        "--mode",
-        choices=("frozen", "hybrid", "live"),
-        default="frozen",
-        help="frozen (default: everything is served, nothing goes out), hybrid (the LLMs of --live-llm are asked "
-        "again, the rest is served), or live (LLMs are asked again and the tools of --allow-live-tool run; nothing is "
-        "served)",
-    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that every replay has."""
     parser.add_argument(
         "--live-llm",
         action="append",
         default=[],
         metavar="P/M",
-        help="provider/model, as recorded, that hybrid mode asks again; * stands for anything; may be repeated",
+        help="provider/model, as recorded, that hybrid mode asks again (resume mode: llm:P/M=live); * stands for "
+        "anything; may be repeated",
     )
     parser.add_argument(
         "--allow-live-tool",
         action="append",
         default=[],
         metavar="N",
-        help="tool that live mode runs, or HTTP exchange by the name of its event; * stands for anything; may be "
-        "repeated",
+        help="tool that live mode runs (resume mode: tool:N=live), or HTTP exchange by the name of its event; * stands "
+        "for anything; may be repeated",
     )
     parser.add_argument(
         "--order",
@@ -98,7 +114,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what changes in every run, left out of every text when calls are compared; may be repeated",
     )
     parser.add_argument(
-        "--record", metavar="OUT", help="record the replay as a new bundle; without it nothing is written"
+        "--record",
+        metavar="OUT",
+        help="record the replay as a new bundle; without it nothing is written, but of a resumed run "
+        "{stem}-resumed.sftrace beside PATH",
     )
     parser.add_argument(
         "--force",
@@ -110,25 +129,76 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start although the recording lacks the results of some tools: their functions run for real",
     )
-    add_json(parser)
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that resume mode has beside those of every replay."""
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="KIND:NAME=POLICY",
+        help="what becomes of calls after the end of the recording in resume mode: tool:NAME, llm:PROVIDER/MODEL or "
+        "http:HOST (also http:'METHOD scheme://host/path'), * stands for anything, and live, block, ask (on the "
+        "terminal; without one it blocks), stub (a neutral answer), stub:JSON or stub:@FILE; the last that fits wins; "
+        "may be repeated",
+    )
+    parser.add_argument(
+        "--reuse",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="PARENT",
+        help="resume mode: answer calls after the end from the fork's parent where their input is the same; PARENT "
+        "where it is not beside the fork",
+    )
+    parser.add_argument(
+        "--allow-redacted",
+        action="store_true",
+        help="resume mode: make tool calls and HTTP exchanges although their input holds the placeholder of a redacted "
+        "value",
+    )
+
+
+def _policies(given: list[str]) -> list[str]:
+    """Policies with the answers of stubs read from their files. Raises OSError."""
+    from pathlib import Path as File
+
+    read = []
+    for text in given:
+        head, mark, name = text.partition("=stub:@")
+        read.append(f"{head}=stub:{File(name).expanduser().read_text('utf-8')}" if mark else text)
+    return read
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay and print the report."""
-    if sum(map(bool, (arguments.entrypoint, arguments.asgi, arguments.rest))) != 1:
-        note(
-            "sftrace replay: give what to run: one of --entrypoint module:function, --asgi module:app, or a command "
-            "after '--', as in: sftrace replay latest -- python agent.py"
-        )
+    if lacks_program(arguments, "replay"):
         return 2
     path = locate(arguments)
+    return answer(arguments, path, {"bundle": str(path)})
+
+
+def lacks_program(arguments: argparse.Namespace, verb: str) -> bool:
+    """Whether there is not one thing to run, which is said."""
+    if sum(map(bool, (arguments.entrypoint, arguments.asgi, arguments.rest))) == 1:
+        return False
+    note(
+        f"sftrace {verb}: give what to run: one of --entrypoint module:function, --asgi module:app, or a command "
+        f"after '--', as in: sftrace {verb} latest -- python agent.py"
+    )
+    return True
+
+
+def answer(arguments: argparse.Namespace, path: Path, known: dict[str, Json]) -> int:
+    """Replay `path` as the arguments say and print the report, in JSON with what is `known`; gives the exit code."""
     hosts = _hosts(arguments.map_host)
     if hosts is None:
         note("sftrace replay: --map-host: write it as recorded=now, for instance api.example.com=127.0.0.1:8000")
         return 2
     result = _replay(arguments, path, hosts)
     if arguments.json:
-        say_json({"bundle": str(path), **result.document})
+        say_json({**known, **result.document})
     else:
         note(*(clean_lines(line) for line in result.lines()))
     return result.exit_code
@@ -148,6 +218,9 @@ def _replay(arguments: argparse.Namespace, path: Path, hosts: dict[str, str]) ->
         "map_hosts": hosts,
         "ignore": arguments.ignore,
         "run_untraced_tools": arguments.run_untraced_tools,
+        "policies": _policies(arguments.policy),
+        "reuse": arguments.reuse,
+        "allow_redacted": arguments.allow_redacted,
     }
     if arguments.rest:
         return replay_command(path, arguments.rest, stdout=2 if arguments.json else None, **options)

@@ -75,6 +75,17 @@ class CausalOrder:
                 found = blocker
         return found
 
+    def due(self, lineage: str) -> int | None:
+        """An unused call that the program makes before one at `lineage` that is not recorded: any of its own scope
+        (those before it, at its place, and after it, since it would come between them), and of the scopes above one
+        from before the spawn."""
+        scope = _scope(lineage)
+        for above, left in ((scope, None), *_scopes_above(scope)):
+            first = self._first.get(above, _END)
+            if first != _END and (left is None or self._slots[first] < left):
+                return first
+        return None
+
     def _first_finished(self, scope: str, slot: int, index: int) -> int | None:
         """The first unused call of `scope` before `slot` that had finished before the call at `index` started."""
         started = self._calls[index].started

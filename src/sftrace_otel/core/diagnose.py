@@ -14,8 +14,9 @@ from typing import Final
 
 from sftrace_otel.core.lookup import Asked, Lookup
 from sftrace_otel.core.match import Difference
-from sftrace_otel.core.miss import Miss, advise_on, printable, title_of
+from sftrace_otel.core.miss import Miss, advise_on, excerpt, printable, title_of
 from sftrace_otel.core.plan import RecordedCall
+from sftrace_otel.core.resume import ANYTHING, Policy
 from sftrace_otel.errors import (
     CanonicalizationError,
     ReplayExhaustedError,
@@ -184,6 +185,51 @@ def not_let_out(lookup: Lookup, asked: Asked) -> ReplayPolicyError:
         advice=(advice,),
     )
     return ReplayPolicyError(miss.text(), code="not_named")
+
+
+def blocked(lookup: Lookup, asked: Asked, policy: Policy) -> ReplayPolicyError:
+    """The error for a call past the end of the recording that its policy does not let out."""
+    where = _where(asked)
+    by = "the default" if policy.pattern == ANYTHING else str(policy)
+    why = "and nobody let it go" if policy.action == "ask" else f"and its policy is block ({by})"
+    miss = Miss(
+        reason="blocked",
+        summary=f"{asked.title} comes after the recording had ended, {why}; it was not made, with the input "
+        f"{excerpt(asked.live.payload)}",
+        position=position(lookup),
+        live=asked.title,
+        advice=(
+            f"let it out with --policy '{where}=live', be asked with '{where}=ask', or answer it with "
+            f"'{where}=stub:JSON'",
+        ),
+    )
+    return ReplayPolicyError(miss.text(), code="blocked")
+
+
+def would_carry(lookup: Lookup, asked: Asked, count: int) -> ReplayPolicyError:
+    """The error for a tool or an exchange that would act on placeholders of redacted values."""
+    values = "a value that was" if count == 1 else f"{count} values that were"
+    miss = Miss(
+        reason="redacted_input",
+        summary=f"{asked.title} was to go out with {values} redacted in the recording; it was not made",
+        position=position(lookup),
+        live=asked.title,
+        advice=(
+            f"answer it with --policy '{_where(asked)}=stub:JSON', override the answer that held the value in a fork, "
+            "or let it go out with the placeholder: --allow-redacted",
+        ),
+    )
+    return ReplayPolicyError(miss.text(), code="redacted_input")
+
+
+def _where(asked: Asked) -> str:
+    """A call as a policy names it."""
+    live = asked.live
+    if live.kind == "llm":
+        return printable(f"llm:{live.provider}/{live.model}" if live.provider else f"llm:{live.model}")
+    if live.kind == "tool":
+        return f"tool:{printable(live.name)}"
+    return f"http:{printable(live.name.removeprefix('http ').partition('://')[2].partition('/')[0])}"
 
 
 def derived_differs(lookup: Lookup, call: RecordedCall, found: Sequence[Difference]) -> ReplayMismatchError:

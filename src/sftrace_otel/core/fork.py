@@ -202,6 +202,7 @@ class Plan:
     Attributes:
         event_id, step: The fork point, both ways.
         stale: Ids of events whose sidecar rows no longer hold: left out, overridden, or asking for one of these.
+        cut: Those of them that are left out.
         overridden: The overrides that were applied, in the order of the events; after `take`.
     """
 
@@ -221,6 +222,7 @@ class Plan:
         _require_parents(made, self.step)
         self._chosen = _choose(made, by_target, self.step)
         self.stale = _stale(made, self.step, self._chosen)
+        self.cut = frozenset(id_ for id_, step in zip(made.ids, made.steps, strict=True) if step > self.step)
         self.overridden: list[Overridden] = []
         self._parent = parent
         self._run_id = run_id

@@ -553,6 +553,23 @@ def holds_redaction(value: Json) -> bool:
     return False
 
 
+def marks_in(value: Json, pointer: str = "") -> Iterator[tuple[str, int]]:
+    """(JSON Pointer, redaction marks there) for each string of `value` that holds some, and each object that is one."""
+    if isinstance(value, str):
+        count = len(_MARK.findall(value.replace("%5BREDACTED%5D", REDACTED)))
+        if count:
+            yield pointer, count
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            yield from marks_in(item, f"{pointer}/{at}")
+    elif isinstance(value, dict):
+        if _is_mark(value):
+            yield pointer, 1
+            return
+        for key, item in value.items():
+            yield from marks_in(item, f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}")
+
+
 def value_at(value: Json, pointer: str) -> Json:
     """The value at a JSON Pointer, `[REDACTED]` where redaction has taken the way to it."""
     for segment in _segments(pointer):

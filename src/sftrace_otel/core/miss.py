@@ -33,8 +33,8 @@ class Miss:
 
     Attributes:
         reason: Reason code: input_differs, not_recorded, already_used, recording_ended, out_of_order, no_result,
-            payload_truncated, forbidden, manual, manual_refused, manual_live, not_named, derived_differs or
-            unused_calls.
+            payload_truncated, forbidden, manual, manual_refused, manual_live, not_named, blocked, redacted_input,
+            derived_differs or unused_calls.
         summary: The reason in words, one line.
         position: Where the replay stood, for instance "call 5 of 9".
         live: What was asked for, for instance "tool 'search'"; empty when the program has ended.

@@ -3,6 +3,10 @@
 
 Exit code 0: every recorded call was used, nothing diverged, the same outcome. 1: something of that is not so. 4: the
 recording ended: a fork's prefix or a partial recording matched to its end and the program asked for more.
+
+A resumed run goes on after that. 0: it ran to its end; nothing was recorded that it could be compared with, but for a
+whole recording past whose end it made no call. 1: it left the recording before its end, or failed. 4: the recording was
+used up and a call behind it was blocked.
 """
 
 from __future__ import annotations
@@ -94,6 +98,12 @@ class ReplayReport:
         normalised: The normalisers that were in force.
         spans: Spans that a span processor saw end; 0 without one.
         outside: Instrumentation scope → spans of calls among them that no boundary answered: those calls were made.
+        stubbed: Calls past the end of a resumed recording that a stub answered, by what they are.
+        reused: Such calls that a call of the parent with the same input answered.
+        reused_tokens: Tokens that these took when they were recorded.
+        blocked: Such a call that was not made, and so ended the replay.
+        carried: Placeholders of redacted values that went out in live calls.
+        redacted: Placeholders in what the recording had to serve.
     """
 
     mode: str
@@ -119,13 +129,27 @@ class ReplayReport:
     normalised: tuple[str, ...] = ()
     spans: int = 0
     outside: Mapping[str, int] = field(default_factory=dict)
+    stubbed: Mapping[str, int] = field(default_factory=dict)
+    reused: int = 0
+    reused_tokens: int = 0
+    blocked: str | None = None
+    carried: int = 0
+    redacted: int = 0
 
     @property
     def exit_code(self) -> int:
-        """0 the same, 1 diverged, 4 the recording ended."""
+        """0 the same, or resumed to the end; 1 diverged, or the resumed run failed; 4 the recording ended."""
         if self.diverged is not None:
-            return 4 if self.ended and self.expected.status == "partial" else 1
+            return 4 if self.ended and (self.expected.status == "partial" or self.blocked is not None) else 1
+        if self.went_on:
+            return 1 if self.unused or self.outcome.status == "failed" else 0
         return 1 if self.unused or self.same_outcome is False else 0
+
+    @property
+    def went_on(self) -> bool:
+        """Whether a resumed run went on past the end of its recording, or of one that has no end."""
+        past = self.live or self.stubbed or self.reused
+        return self.mode == "resume" and (bool(past) or self.expected.status == "partial")
 
     def to_dict(self) -> dict[str, Json]:
         """As JSON."""
@@ -157,6 +181,18 @@ class ReplayReport:
             "normalised": list(self.normalised),
             "spans": self.spans,
             "outside": dict(self.outside),
+            **(self._resumed() if self.mode == "resume" else {}),
+        }
+
+    def _resumed(self) -> dict[str, Json]:
+        return {
+            "stubbed": sum(self.stubbed.values()),
+            "stubbed_calls": dict(self.stubbed),
+            "reused": self.reused,
+            "reused_tokens": self.reused_tokens,
+            "blocked": self.blocked,
+            "redacted_served": self.redacted,
+            "redacted_sent": self.carried,
         }
 
     def _diverged(self) -> Json:
@@ -170,6 +206,10 @@ class ReplayReport:
         }
 
     def _verdict(self) -> str:
+        if self.blocked is not None:
+            return "blocked"
+        if self.went_on and self.diverged is None and not self.unused:
+            return "resumed" if self.outcome.status != "failed" else "resumed, and failed"
         if self.exit_code == 0:
             return "same"
         return "recording ended" if self.exit_code == 4 else "diverged"
@@ -185,10 +225,17 @@ class ReplayReport:
         inside = f"; {self.skipped} inside them" if self.skipped else ""
         if rungs:
             yield f"  served {self.served}: {rungs}{inside}"
+        if self.reused:
+            tokens = f", which took {self.reused_tokens} tokens" if self.reused_tokens else ""
+            yield f"  reused {self.reused} of the parent's calls{tokens}"
         if self.live:
-            shown = [f"{printable(name)} ({count})" for name, count in self.live_calls.items()]
-            more = f", and {len(shown) - _SHOWN} more kinds" if len(shown) > _SHOWN else ""
-            yield f"  went out {self.live}: {', '.join(shown[:_SHOWN])}{more}"
+            yield f"  went out {self.live}: {_listed(self.live_calls)}"
+        if self.stubbed:
+            yield f"  answered by a stub {sum(self.stubbed.values())}: {_listed(self.stubbed)}"
+        if self.blocked is not None:
+            yield f"  blocked: {self.blocked}"
+        if self.carried:
+            yield f"  placeholders of redacted values that went out: {self.carried}"
         if self.derived:
             yield f"  ran again {self.derived}, as their policy says, to the recorded end"
         yield from self._notes()
@@ -224,6 +271,10 @@ class ReplayReport:
             yield f"    and {len(self.unused) - _SHOWN} more"
 
     def _outcome_lines(self) -> Iterator[str]:
+        if self.went_on and self.diverged is None:
+            told = f": {printable(self.outcome.message)}" if self.outcome.message else ""
+            yield f"  outcome: {_words(self.outcome)}{told}"
+            return
         if self.same_outcome is None:
             return
         if self.same_outcome:
@@ -233,6 +284,12 @@ class ReplayReport:
         for item in self.outcome_differences[:_SHOWN]:
             place = printable(item.pointer) or "the output"
             yield f"    at {place}: recorded {excerpt(item.recorded)}, now {excerpt(item.live)}"
+
+
+def _listed(calls: Mapping[str, int]) -> str:
+    shown = [f"{printable(name)} ({count})" for name, count in calls.items()]
+    more = f", and {len(shown) - _SHOWN} more kinds" if len(shown) > _SHOWN else ""
+    return f"{', '.join(shown[:_SHOWN])}{more}"
 
 
 def _words(outcome: RunOutcome) -> str:

@@ -16,6 +16,11 @@ for after a live answer has to be in the recording, or it is a divergence. *live
 tools and HTTP exchanges where they are named. A call that goes out takes the place of its recorded counterpart (same
 lineage, else equal, else the next one of its name), whatever its input: what it was asked is not compared.
 
+*resume* serves what is recorded, a fork's prefix, as frozen does, and then goes on: a call that is not recorded is past
+the fork point if no recorded call has to come before it (`CausalOrder.due`), else the program did something else inside
+the prefix. Past it a call of the parent with the same input answers where those are given (`reuse`), else its policy
+decides (`core.resume`). A call that was in flight at the fork point has no answer, so its policy decides as well.
+
 Rejected: one cursor over the events (calls in flight at once diverge when their order
 changes), a dict from request to answer (two answers to one prompt collapse), and a context variable (invisible in
 threads). Sans-IO: no file, clock, id or context; one lock makes it safe for threads, and what is done under it costs
@@ -36,8 +41,9 @@ from sftrace_otel.core.causal import CausalOrder
 from sftrace_otel.core.lookup import Asked, LiveCall, Lookup
 from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import Miss
-from sftrace_otel.core.plan import RecordedCall
+from sftrace_otel.core.plan import Deferred, RecordedCall
 from sftrace_otel.core.report import ReplayReport, RunOutcome, compare_outcomes
+from sftrace_otel.core.resume import Policies, Policy, carried, stubbed
 from sftrace_otel.errors import (
     FormatError,
     ReplayError,
@@ -49,7 +55,7 @@ from sftrace_otel.formats import Json
 
 __all__ = ["Decision", "LiveCall", "Manual", "Miss", "ReplayReport", "RunOutcome", "Session"]
 
-MODES: Final = ("frozen", "hybrid", "live")
+MODES: Final = ("frozen", "hybrid", "live", "resume")
 ORDERS: Final = ("causal", "strict", "any")
 RUNGS: Final = ("lineage", "digest", "redacted")
 
@@ -63,6 +69,10 @@ Approve: TypeAlias = Callable[[RecordedCall], bool]
 _NO_HOSTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
+Ask: TypeAlias = Callable[[LiveCall], bool]
+"""Asks whether a call may go out whose policy is `ask`."""
+
+
 class Decision(NamedTuple):
     """What to do with a live call.
 
@@ -70,7 +80,8 @@ class Decision(NamedTuple):
         action: "serve" (answer from `call`), "derived" (run it here and give its end to `Session.returned` or
             `Session.raised`, which compare it), or "live" (let it out; never in frozen mode).
         call: The recorded call; None for a live call that has none.
-        rung: How it was found: "lineage", "digest" or "redacted"; of a live call also "name".
+        rung: How it was found: "lineage", "digest" or "redacted"; of a live call also "name"; in resume mode "reused"
+            (a call of the parent) or "stub" (`call` was made up).
     """
 
     action: str
@@ -84,7 +95,8 @@ class Session:
     Args:
         calls: The recorded calls, in the order in which they started.
         mode: "frozen": every call is served or stops the replay. "hybrid": `live_llms` go out, the rest is served.
-            "live": LLM calls and `live_tools` go out, nothing is served.
+            "live": LLM calls and `live_tools` go out, nothing is served. "resume": what is recorded is served, what
+            comes after its end goes by `policies`.
         order: "causal", "strict" (the exact sequence of starts) or "any".
         ignore: What to leave out of matching, on both sides: JSON Pointers into the view, or functions.
         normalize: Normalisers, applied to every text on both sides, after `ignore`.
@@ -95,6 +107,10 @@ class Session:
             of the session: other threads wait for it.
         redact: Redacts a payload as the live side does, for recordings whose own redaction was weaker; applied to a
             recorded input only where it does not match as it is.
+        policies: Resume mode: what becomes of calls past the end of the recording.
+        ask: Decides on those whose policy is `ask`, under the lock of the session; without it they are blocked.
+        reuse: Calls of the parent's recording that answer such calls where their input is the same.
+        allow_redacted: Resume mode: tools and HTTP exchanges go out with placeholders of redacted values in them.
 
     Raises:
         SettingsError: An unknown mode or order; a rule or normaliser that is none; names that the mode has no use for,
@@ -114,6 +130,10 @@ class Session:
         live_tools: Iterable[str] = (),
         manual: Manual | None = None,
         redact: Callable[[Json], Json] | None = None,
+        policies: Policies | None = None,
+        ask: Ask | None = None,
+        reuse: Iterable[RecordedCall] = (),
+        allow_redacted: bool = False,
     ) -> None:
         _require(mode, MODES, "replay mode")
         _require(order, ORDERS, "replay order")
@@ -127,7 +147,14 @@ class Session:
         self._lookup = Lookup(calls, hosts=hosts, rules=rules, redact=redact)
         self._live_llms, self._live_tools = _names(live_llms), _names(live_tools)
         self._require_names()
-        self._causal = CausalOrder(self._lookup.calls) if order == "causal" else None
+        places = CausalOrder(self._lookup.calls) if order == "causal" or mode == "resume" else None
+        self._causal = places if order == "causal" else None
+        self._places = places
+        self._policies = policies or Policies(live_tools=self._live_tools, live_llms=self._live_llms)
+        self._ask = ask
+        self._allow_redacted = allow_redacted
+        self._pool = Lookup((call for call in reuse if _is_whole(call)), hosts=hosts, rules=rules, redact=redact)
+        self._inside_pool = _inside_by_id(self._pool.calls)
         self._inside = _inside(self._lookup.calls)
         self._next = 0
         self._lock = threading.RLock()
@@ -139,6 +166,11 @@ class Session:
         self._skipped = 0
         self._respelled = 0
         self._unhashed = 0
+        self._answered_past: dict[str, list[tuple[str, RecordedCall]]] = {"stub": [], "reused": []}
+        self._carried = 0
+        self._blocked: str | None = None
+        self.went_live: LiveCall | None = None
+        """The first call that went out past the end of the recording."""
 
     @property
     def calls(self) -> tuple[RecordedCall, ...]:
@@ -163,12 +195,17 @@ class Session:
         approve: Callable[[RecordedCall], bool] | None = None,
         *,
         runs: bool = False,
+        inside_live: bool = False,
+        redacted: Iterable[str] = (),
+        own: bool = False,
     ) -> Decision:
         """Which recorded call answers `live`. It is used from then on, and what it enclosed is skipped with it.
 
         `otherwise` is the same call as another version recorded it; it is looked for where `live` has no answer.
         `approve` decides on a recorded call whose policy is manual, before `manual`; where it fails, it refuses.
-        `runs`: the caller can run it here without letting it out, so that "derived" may be the answer.
+        `runs`: the caller can run it here without letting it out, so that "derived" may be the answer. For resume mode
+        `inside_live` says that it is made inside a call that went out, `redacted` what our own redaction took out of
+        its payload (JSON Pointers), and `own` that it is the framework's own code, whose calls are asked for too.
 
         Raises:
             ReplayExhaustedError: Everything that could answer has been used, or the recording ends inside the call.
@@ -182,6 +219,8 @@ class Session:
             self._raise_latched()
             try:
                 forms = [Asked(form, self._lookup) for form in (live, otherwise) if form is not None]
+                if self.mode == "resume":
+                    return self._resume(forms, runs, approve, inside_live, redacted, own)
                 if self.mode != "frozen" and self._lets_out(live):
                     return self._let_out(forms, approve)
                 found = self._in_sequence(forms) if self.order == "strict" else self._find(forms)
@@ -289,6 +328,113 @@ class Session:
                 return asked, index, "name"
         return forms[0], None, None
 
+    # --- resuming -----------------------------------------------------------------------------------------------------
+
+    def _resume(
+        self,
+        forms: Sequence[Asked],
+        runs: bool,
+        approve: Approve | None,
+        inside: bool,
+        redacted: Iterable[str],
+        own: bool,
+    ) -> Decision:
+        """As recorded while the recording lasts; past its end as the parent or the policy says."""
+        found = self._in_sequence_or_none(forms) if self.order == "strict" else self._found(forms)
+        if found is None:
+            if self._is_due(forms[0].live.lineage):
+                raise diagnose.no_answer(self._lookup, self._nearer(forms))
+            return self._past(forms, None, inside, redacted, own)
+        asked, index, _ = found
+        call = self._lookup.calls[index]
+        if call.outcome.status == "missing" and not call.outcome.truncated and call.policy in ("frozen", "live"):
+            return self._past([asked], index, inside, redacted, own)
+        return self._answer(*found, runs, approve)
+
+    def _in_sequence_or_none(self, forms: Sequence[Asked]) -> tuple[Asked, int, str] | None:
+        return None if self._up_next() == len(self._lookup) else self._in_sequence(forms)
+
+    def _is_due(self, lineage: str | None) -> bool:
+        """Whether a recorded call has to come before a call at `lineage` that is not recorded."""
+        lookup, places = self._lookup, self._places
+        assert places is not None
+        if lookup.used_count == len(lookup):
+            return False
+        if self.order == "strict" or (lineage is not None and places.due(lineage) is not None):
+            return True
+        if self.order == "any":
+            return False
+        # Without a lineage on one side nothing is known but that what had ended came first.
+        return any(
+            not lookup.used[index]
+            and lookup.calls[index].ended is not None
+            and (lineage is None or lookup.calls[index].lineage is None)
+            for index in range(self._up_next(), len(lookup))
+        )
+
+    def _past(
+        self, forms: Sequence[Asked], index: int | None, inside: bool, redacted: Iterable[str], own: bool
+    ) -> Decision:
+        """A call past the end of the recording; `index`: the recorded one that was in flight there."""
+        live = forms[0].live
+        answer, rung = self._of_parent(form.live for form in forms), "reused"
+        if answer is None and not own:
+            policy = self._policies.of(live, inside_live=inside)
+            self._require_let(forms[0], policy)
+            if policy.action == "stub":
+                answer, rung = stubbed(live, policy.stub), "stub"
+        if answer is None:
+            self._note_carried(forms[0], redacted)
+        if index is not None:
+            self._replaced += 1
+            self._mark(index)
+            if answer is not None:
+                self._skip_inside(index)
+        if answer is not None:
+            self._answered_past[rung].append((forms[0].title, answer))
+            return Decision("serve", answer, rung)
+        self._went_out[forms[0].title] += 1
+        self.went_live = self.went_live or live
+        return Decision("live", None if index is None else self._lookup.calls[index], None)
+
+    def _require_let(self, asked: Asked, policy: Policy) -> None:
+        """Raise ReplayPolicyError for a call that its policy blocks, or that nobody lets go."""
+        if policy.action in ("live", "stub"):
+            return
+        if policy.action == "ask" and self._ask is not None and self._ask(asked.live):
+            return
+        self._blocked = asked.title
+        raise diagnose.blocked(self._lookup, asked, policy)
+
+    def _note_carried(self, asked: Asked, redacted: Iterable[str]) -> None:
+        """Count the placeholders of redacted values that go out. Raises ReplayPolicyError where they must not."""
+        count = carried(asked.live.payload, redacted)
+        if count and asked.live.kind != "llm" and not self._allow_redacted:
+            self._blocked = asked.title
+            raise diagnose.would_carry(self._lookup, asked, count)
+        self._carried += count
+
+    def _of_parent(self, forms: Iterable[LiveCall]) -> RecordedCall | None:
+        """The parent's call with the same input, none twice: at the same place first."""
+        if not len(self._pool):
+            return None
+        for live in forms:
+            asked = Asked(live, self._pool)
+            there = (index for index in self._pool.at(live.lineage) if self._pool.equals(index, asked))
+            index = next(there, None)
+            index = next(self._pool.equal(asked), None) if index is None else index
+            if index is not None:
+                self._take(index)
+                return self._pool.calls[index]
+        return None
+
+    def _take(self, index: int) -> None:
+        """A call of the parent is used, with what it enclosed."""
+        if not self._pool.used[index]:
+            self._pool.mark(index)
+            for child in self._inside_pool.get(self._pool.calls[index].index, ()):
+                self._take(child)
+
     # --- derived ------------------------------------------------------------------------------------------------------
 
     def returned(self, call: RecordedCall, output: Json) -> None:
@@ -343,7 +489,7 @@ class Session:
                 respelled=self._respelled,
                 unhashed=self._unhashed,
                 diverged=stopped,
-                ended=isinstance(stopped, ReplayExhaustedError) and self._lookup.used_count == len(self._lookup),
+                ended=self._ended(stopped),
                 unused=tuple(miss.describe(call) for call in self.unused()),
                 expected=expected,
                 outcome=outcome,
@@ -351,12 +497,34 @@ class Session:
                 outcome_differences=parted,
                 ignored=tuple(map(_rule_name, self._ignore)),
                 normalised=tuple(map(match.normaliser_name, self._normalize)),
+                stubbed=Counter(title for title, _ in self._answered_past["stub"]),
+                reused=len(self._answered_past["reused"]),
+                reused_tokens=sum(_tokens(call) for _, call in self._answered_past["reused"]),
+                blocked=self._blocked,
+                carried=self._carried,
             )
+
+    def _ended(self, stopped: ReplayError | None) -> bool:
+        """Whether all that was recorded had been used when the program asked for more; a call that was blocked may be
+        the one that was in flight at its end."""
+        lookup = self._lookup
+        if self._blocked is None:
+            return isinstance(stopped, ReplayExhaustedError) and lookup.used_count == len(lookup)
+        return all(lookup.calls[index].outcome.status == "missing" for index in lookup.unused())
 
     # --- finding ------------------------------------------------------------------------------------------------------
 
     def _find(self, forms: Sequence[Asked]) -> tuple[Asked, int, str]:
         """The recorded call that answers, by the first rung that has one whose turn has come, and to which form."""
+        found = self._found(forms)
+        if found is not None:
+            return found
+        if self.mode == "live":
+            raise diagnose.not_let_out(self._lookup, forms[0])
+        raise diagnose.no_answer(self._lookup, self._nearer(forms))
+
+    def _found(self, forms: Sequence[Asked]) -> tuple[Asked, int, str] | None:
+        """The same; None where there is none. Raises ReplayMismatchError where there is one whose turn has not come."""
         early: tuple[Asked, int] | None = None
         for asked in forms:
             for index, rung in self._candidates(asked):
@@ -366,9 +534,7 @@ class Session:
                 early = (asked, blocker) if early is None else early
         if early is not None:
             raise diagnose.out_of_order(self._lookup, *early, self.order)
-        if self.mode == "live":
-            raise diagnose.not_let_out(self._lookup, forms[0])
-        raise diagnose.no_answer(self._lookup, self._nearer(forms))
+        return None
 
     def _nearer(self, forms: Sequence[Asked]) -> Asked:
         """The form of a call without an answer in which the recording has calls like it; the first if in none."""
@@ -450,8 +616,8 @@ class Session:
 
     def _mark(self, index: int) -> None:
         self._lookup.mark(index)
-        if self._causal is not None:
-            self._causal.remove(index)
+        if self._places is not None:
+            self._places.remove(index)
 
     def _require_names(self) -> None:
         """Names are asked for, known and of use."""
@@ -460,10 +626,12 @@ class Session:
                 "hybrid mode needs the LLM calls that go out: live_llms=[…], --live-llm PROVIDER/MODEL or "
                 "OTEL_SFTRACE_REPLAY_LIVE_LLMS"
             )
+        if self.mode == "resume":  # what comes past a fork point need not be in the fork
+            return
         if self._live_llms and self.mode != "hybrid":
-            raise SettingsError(f"live LLMs are for hybrid mode; {self.mode} mode has no use for them")
+            raise SettingsError(f"live LLMs are for hybrid mode and for resume; {self.mode} mode has no use for them")
         if self._live_tools and self.mode != "live":
-            raise SettingsError(f"live tools are for live mode; {self.mode} mode has no use for them")
+            raise SettingsError(f"live tools are for live mode and for resume; {self.mode} mode has no use for them")
         llms = {_label(call.provider, call.model) for call in self.calls if call.kind == "llm"}
         tools = {call.name for call in self.calls if call.kind != "llm"}
         for what, names, known in (("LLM", self._live_llms, llms), ("tool", self._live_tools, tools)):
@@ -505,6 +673,30 @@ def _inside(calls: Sequence[RecordedCall]) -> dict[int, list[int]]:
         if call.parent is not None:
             inside[call.parent].append(index)
     return dict(inside)
+
+
+def _inside_by_id(calls: Sequence[RecordedCall]) -> dict[int, list[int]]:
+    """Index of a call in its own recording → places in `calls` of those directly inside it."""
+    inside: defaultdict[int, list[int]] = defaultdict(list)
+    for place, call in enumerate(calls):
+        if call.parent is not None:
+            inside[call.parent].append(place)
+    return dict(inside)
+
+
+def _is_whole(call: RecordedCall) -> bool:
+    """Whether a call of the parent can answer another one."""
+    outcome = call.outcome
+    return outcome.status != "missing" and not outcome.truncated and call.policy not in ("forbidden", "manual")
+
+
+def _tokens(call: RecordedCall) -> int:
+    """Tokens that an LLM call took, as far as they were recorded."""
+    event = call.outcome.held.event if isinstance(call.outcome.held, Deferred) else None
+    total = getattr(event, "total_tokens", None)
+    if total is not None:
+        return int(total)
+    return sum(getattr(event, f"{kind}_tokens", None) or 0 for kind in ("prompt", "completion"))
 
 
 def _require(value: str, known: Sequence[str], what: str) -> None:

@@ -175,6 +175,15 @@ class OverrideRow(TypedDict, total=False):
     now: str
 
 
+class Resumed(TypedDict, total=False):
+    """How a resumed run went on past its fork: event ids of this bundle."""
+
+    policies: list[str]
+    went_live: str
+    stubbed: list[str]
+    reused: list[str]
+
+
 class Provenance(TypedDict, total=False):
     """`provenance.json`: how the bundle came to be."""
 
@@ -185,6 +194,7 @@ class Provenance(TypedDict, total=False):
     parents: list[Parent]
     fork_point: ForkPointRow
     overrides: list[OverrideRow]
+    resumed: Resumed
 
 
 _Row = TypeVar("_Row", CallRow, WireRow, RunInfo, Provenance)
@@ -233,14 +243,53 @@ def dump_object(value: Mapping[str, Any]) -> bytes:
 _EVENT_MEMBERS = {"calls": ("request", "response", "error"), "wire": ("event_id",)}
 
 
-def without_events(sidecar: str, lines: Iterable[bytes], gone: Set[str]) -> Iterator[bytes]:
+_OF_REQUEST = (
+    "call",
+    "kind",
+    "request",
+    "trace_id",
+    "span_id",
+    "span",
+    "scope",
+    "lineage",
+    "start_ns",
+    "tool_call_ids",
+)
+"""Members of a row of `calls.jsonl` that say how the call began."""
+
+
+def without_events(
+    sidecar: str, lines: Iterable[bytes], gone: Set[str], cut: Set[str] | None = None
+) -> Iterator[bytes]:
     """The rows of a sidecar as they are written, without the header and without those about an event in `gone`.
+
+    `cut`: those of `gone` that are not there any more. With it, the row of a call whose request is there stays, as far
+    as it says how the call began (`begun`): without lineage and time two equal calls could not be told apart.
 
     Raises:
         TraceStorageError: A line is no row; with the line as its place.
     """
     members = _EVENT_MEMBERS.get(sidecar, ())
-    return (line for _, line, row in _rows(lines, sidecar) if gone.isdisjoint(_texts(row, members)))
+    for _, line, row in _rows(lines, sidecar):
+        if gone.isdisjoint(_texts(row, members)):
+            yield line
+        elif cut is not None and sidecar == "calls" and row.get("request") not in cut:
+            yield canonical.dumps(begun(row, cut))
+
+
+def begun(row: Mapping[str, Any], cut: Set[str]) -> dict[str, Any]:
+    """A row of `calls.jsonl` without what it says of a result that was left out (`cut`) or replaced."""
+    kept: dict[str, Any] = {name: row[name] for name in _OF_REQUEST if name in row}
+    tags = {place: tag for place, tag in row.get("tags", {}).items() if place.startswith("/input")}
+    if tags:
+        kept["tags"] = tags
+    response = row.get("response")
+    if response is None or response in cut:
+        return {**kept, "response": None, "end_ns": None, "end": "open"}
+    kept.update({name: row[name] for name in ("response", "end_ns", "awaitable") if name in row})
+    if row.get("error") not in cut:
+        kept.update({name: row[name] for name in ("error",) if name in row})
+    return {**kept, "end": "finished"}
 
 
 def _texts(row: Mapping[str, Json], members: Iterable[str]) -> list[str]:

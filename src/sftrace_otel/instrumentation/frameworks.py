@@ -22,11 +22,13 @@ from typing import Any, TypeVar
 
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.prepare import Prepared
+from sftrace_otel.core.session import Decision
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.asked import identified
 from sftrace_otel.instrumentation.failopen import fails_open
+from sftrace_otel.instrumentation.opencall import Replayed
 from sftrace_otel.instrumentation.served import SCOPE, unreadable
-from sftrace_otel.instrumentation.tools import Tool, _begin, calling
+from sftrace_otel.instrumentation.tools import Tool, _begin, _Recording, calling
 from sftrace_otel.recorder import current_scope, enter, inner, leave
 
 __all__ = ["FrameworkTool", "again", "is_active", "is_traced", "of_json", "standing_around", "unbound"]
@@ -114,7 +116,7 @@ async def again(tool: Tool, args: tuple[Any, ...], call: Callable[[], Awaitable[
     recorder = recording._active
     replay = replaying._active
     if replay is not None:
-        return await _rerun(replay, tool, args, call)
+        return await _rerun(replay, tool, args, call, told)
     record = None if recorder is None else _begin(recorder, tool, args, {})
     if record is None:
         return await call()
@@ -135,7 +137,13 @@ def _told(told: Callable[[T], object], result: T) -> object:
     return told(result)
 
 
-async def _rerun(replay: replaying.Active, tool: Tool, args: tuple[Any, ...], call: Callable[[], Awaitable[T]]) -> T:
+async def _rerun(
+    replay: replaying.Active,
+    tool: Tool,
+    args: tuple[Any, ...],
+    call: Callable[[], Awaitable[T]],
+    told: Callable[[T], object],
+) -> T:
     """The call takes its place, runs, and uses up the recorded one: what it called must have been answered before."""
     outer = current_scope()
     lineage = outer.place()
@@ -145,7 +153,7 @@ async def _rerun(replay: replaying.Active, tool: Tool, args: tuple[Any, ...], ca
     token, attached = enter(inner(None, lineage, outer)), tracing.attached(span)
     failed: BaseException | None = None
     try:
-        return await call()
+        result = await call()
     except BaseException as error:
         failed = error
         raise
@@ -153,7 +161,22 @@ async def _rerun(replay: replaying.Active, tool: Tool, args: tuple[Any, ...], ca
         tracing.detach(attached)
         leave(token)
         tracing.end_span(span, failed)
-        replay.decide("tool", tool.name, prepared, lineage=lineage)
+        decision = replay.decide("tool", tool.name, prepared, lineage=lineage, own=True)
+        record = _record_past(decision, tool, args, lineage)
+        if record is not None and failed is not None:
+            record.raised(failed)
+    if record is not None:
+        record.returned(_told(told, result))
+    return result
+
+
+@fails_open("recording a tool call", None)
+def _record_past(decision: Decision, tool: Tool, args: tuple[Any, ...], lineage: str | None) -> _Recording | None:
+    """The record, where the replay is recorded, of a call past the end of a resumed recording, which nobody served."""
+    recorder = recording._active
+    if decision.action != "live" or recorder is None:
+        return None
+    return _Recording(recorder, tool, args, {}, Replayed(lineage, replaying.marks(decision), False))
 
 
 def _prepared(replay: replaying.Active, tool: Tool, args: tuple[Any, ...]) -> Prepared:

@@ -89,8 +89,9 @@ class Active:
         otherwise: LiveCall | None = None,
         approve: Callable[[RecordedCall], bool] | None = None,
         runs: bool = False,
+        own: bool = False,
     ) -> Decision:
-        """Ask the session; `runs` as `Session.decide`.
+        """Ask the session; `runs` and `own` as `Session.decide`.
 
         Raises a ReplayError, latched, for a call that the recording has in neither form.
         """
@@ -106,7 +107,11 @@ class Active:
         )
         if self.lets_go and self is not _active:  # ended meanwhile: the program goes on without it
             return _GONE
-        decision = self.session.decide(live, otherwise, approve, runs=runs)
+        resumes: dict[str, Any] = {}
+        if self.session.mode == "resume":
+            redacted = [finding.pointer for finding in prepared.findings]
+            resumes = {"inside_live": recorder.current_scope().live, "redacted": redacted, "own": own}
+        decision = self.session.decide(live, otherwise, approve, runs=runs, **resumes)
         self.made.append(decision.call or live)
         if decision.action == "serve":
             _mark_around(decision)
@@ -200,6 +205,6 @@ def marks(decision: Decision) -> dict[str, Any]:
         found[f"sftrace.replay.{decision.action}"] = True
     if decision.rung is not None:
         found["sftrace.replay.rung"] = decision.rung
-    if decision.call is not None:
+    if decision.call is not None and decision.call.request_id:
         found["sftrace.replay.event.id"] = decision.call.request_id
     return found

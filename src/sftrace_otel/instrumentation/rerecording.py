@@ -3,8 +3,9 @@
 
 Decision: the whole process is one run of a recorder of its own. What runs or goes out is recorded by its boundary as
 ever; what is served is written here, the live input with the recorded end, exchanges and types, so that the new bundle
-replays. Calls inside a served one did not happen and are not in it. Rejected: copying the old bundle's events and
-exchanging some (its inputs are not what the program asked now).
+replays. Calls inside a served one did not happen and are not in it. Of a resumed run the provenance says where it went
+live, and which answers a stub or the parent gave: to a reader they look like any other. Rejected: copying the old
+bundle's events and exchanging some (its inputs are not what the program asked now).
 """
 
 from __future__ import annotations
@@ -27,6 +28,26 @@ from sftrace_otel.settings import Settings
 __all__ = ["Rerecording"]
 
 
+class _Noting(Recorder):
+    """Notes the event of the first call that a resumed run made: the session knows that call by its lineage only."""
+
+    went_live: Callable[[], LiveCall | None] | None = None
+    first_live: str | None = None
+
+    def begin(self, kind: str, name: str, prepared: Prepared, **more: Any) -> Call | None:
+        """As `Recorder.begin`."""
+        call = super().begin(kind, name, prepared, **more)
+        if call is not None and self.first_live is None and self.went_live is not None:
+            first = self.went_live()
+            if first is not None and first.lineage in (None, more.get("lineage")):
+                self.first_live = call.id
+        return call
+
+    def begin_served(self, kind: str, name: str, prepared: Prepared, **more: Any) -> Call | None:
+        """The same for a call that was served."""
+        return super().begin(kind, name, prepared, **more)
+
+
 class Rerecording:
     """Records into `path` from its making on, until `close`. Raises OSError where the bundle cannot be opened.
 
@@ -34,10 +55,19 @@ class Rerecording:
     """
 
     def __init__(
-        self, path: Path, settings: Settings, policy: RedactionPolicy, *, agent: str, run_input: object, lazy: bool
+        self,
+        path: Path,
+        settings: Settings,
+        policy: RedactionPolicy,
+        *,
+        agent: str,
+        run_input: object,
+        lazy: bool,
+        origin: Mapping[str, object],
     ) -> None:
-        self.recorder = Recorder(settings, policy)
-        self.run: Run = self.recorder.new_run("record", target=path)
+        self.recorder = _Noting(settings, policy)
+        self.run: Run = self.recorder.new_run("record", target=path, origin=origin)
+        self._served: dict[str, list[str]] = {"reused": [], "stub": []}
         self.run.agent = agent
         if run_input is not None:
             self.run.input = self.recorder.prepare(run_input)
@@ -48,12 +78,33 @@ class Rerecording:
             self.run.open()
         self._before = recording.use(self.recorder)
 
-    def close(self, *, output: Prepared | None, failure: tuple[str, str] | None) -> Path | None:
-        """Put the bundle in place; gives its path, None where nothing was recorded."""
+    def close(
+        self,
+        *,
+        output: Prepared | None,
+        failure: tuple[str, str] | None,
+        provenance: dict[str, Any] | None = None,
+    ) -> Path | None:
+        """Put the bundle in place; gives its path, None where nothing was recorded.
+
+        `provenance`: of a resumed run, to which what is known here is added.
+        """
         recording.use(self._before)
         if os.getpid() != self._owner or (self._lazy and self.run.journal is None):
             return None
         self.run.output = output
+        if provenance is not None:
+            first = self.recorder.first_live
+            resumed = {
+                **provenance["resumed"],
+                **({} if first is None else {"went_live": first}),
+                **{
+                    name: ids
+                    for name, ids in (("stubbed", self._served["stub"]), ("reused", self._served["reused"]))
+                    if ids
+                },
+            }
+            self.run.provenance = {**provenance, "resumed": resumed}
         path = self.recorder.close_run(self.run, failure=failure)
         self.recorder.close()
         return path
@@ -67,7 +118,9 @@ class Rerecording:
         recorded = decision.call
         assert recorded is not None
         try:
-            self._write(recorded, prepared, live, blob)
+            event_id = self._write(recorded, prepared, live, blob)
+            if event_id is not None and decision.rung in self._served:
+                self._served[decision.rung].append(event_id)
         except Exception as error:
             self.recorder.fault("recording a served call", error, self.run)
 
@@ -77,10 +130,11 @@ class Rerecording:
         prepared: Prepared,
         live: LiveCall,
         blob: Callable[[Mapping[str, Any]], bytes],
-    ) -> None:
+    ) -> str | None:
+        """Its event id."""
         recorder, outcome = self.recorder, recorded.outcome
         alike = recorded.kind == live.kind
-        call = recorder.begin(
+        call = recorder.begin_served(
             recorded.kind,
             live.name if alike else recorded.name,
             prepared if alike else recorder.prepare(recorded.input),
@@ -95,7 +149,7 @@ class Rerecording:
         event = outcome.held.event if isinstance(outcome.held, Deferred) else None
         recorder.end(
             call,
-            None if outcome.held is None else self._output(outcome),
+            None if outcome.held is None and outcome.status != "ok" else self._output(outcome),
             end=outcome.end or ("failed" if outcome.status == "error" else "finished"),
             status="error" if outcome.status == "error" else "ok",
             error=_error(outcome),
@@ -103,6 +157,16 @@ class Rerecording:
             tokens=tuple(getattr(event, f"{kind}_tokens", None) for kind in ("prompt", "completion", "total")),  # type: ignore[arg-type]
             extra=_extra(outcome),
         )
+        return None if call is None else call.id
+
+    @property
+    def went_live(self) -> Callable[[], LiveCall | None] | None:
+        """Gives the first call that a resumed run made, None while there is none."""
+        return self.recorder.went_live
+
+    @went_live.setter
+    def went_live(self, ask: Callable[[], LiveCall | None]) -> None:
+        self.recorder.went_live = ask
 
     def _output(self, outcome: Outcome) -> Prepared:
         prepared = self.recorder.prepare(outcome.output)

@@ -171,6 +171,8 @@ class Served:
             restored: Any = restore(output, outcome.output_tags)
             items = restored.get("items") if isinstance(restored, dict) else None
             return items if isinstance(items, list) else []
+        if output is None and self.decision.rung == "stub":
+            return []
         if not isinstance(output, list):
             raise ReplayError(
                 f"tool {self.call.name!r} gives items one by one, and the recording holds no list of them"

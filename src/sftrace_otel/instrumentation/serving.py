@@ -132,7 +132,7 @@ def served_answer(replay: replaying.Active, head: Head, body: Body) -> Answer | 
     answer: Answer | GoesOut
     if isinstance(llm, ServedLlmCall) and llm.owns(head):
         answer = llm.serve(head, body.data)
-    elif current_scope().live:
+    elif current_scope().live and replay.session.mode != "resume":  # which may hold the beginning of the call around
         answer = GoesOut(current_scope().place())
     else:
         try:

@@ -37,6 +37,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import printable
 from sftrace_otel.core.report import ReplayReport, RunOutcome
+from sftrace_otel.core.resume import Stub
 from sftrace_otel.core.session import Manual
 from sftrace_otel.errors import ReplayPolicyError
 from sftrace_otel.instrumentation import replaying
@@ -82,6 +83,8 @@ class ReplaySpanProcessor(SpanProcessor):
         live_llms: Iterable[str] | None = None,
         allow_live_tools: Iterable[str] | None = None,
         manual: Manual | None = None,
+        policies: Iterable[str] | Mapping[str, str | Stub] | None = None,
+        reuse: bool | str | Path | Trace | None = None,
         allow: Sequence[str] | None = None,
         run_untraced_tools: bool = False,
         record: str | Path | None = None,
@@ -108,6 +111,9 @@ class ReplaySpanProcessor(SpanProcessor):
             live_llms=settings.replay_live_llms if live_llms is None else live_llms,
             allow_live_tools=settings.replay_live_tools if allow_live_tools is None else allow_live_tools,
             manual=manual,
+            policies=settings.replay_policies if policies is None else policies,
+            reuse=self._facade.reuse_of(settings.replay_reuse) if reuse is None else reuse,
+            allow_redacted=settings.replay_allow_redacted,
             allow=settings.replay_allow,
             run_untraced_tools=run_untraced_tools,
             record=settings.replay_record,
@@ -125,7 +131,9 @@ class ReplaySpanProcessor(SpanProcessor):
         self.refused: ReplayPolicyError | None = None
         """Why the replay ended when the first span came; None where it did not."""
         self.session.start(guarded=self._guards)
-        self._say(f"sftrace: replaying {_name_of(bundle)}; nothing is recorded")
+        where = self.session.target
+        told = "nothing is recorded" if where is None else f"recorded into {where}"
+        self._say(f"sftrace: replaying {_name_of(bundle)}; {told}")
 
     # -- spans
 

@@ -1172,7 +1172,12 @@ class Recorder:
             os=sys.platform,
             version=f"sftrace-otel {__version__}",
             run=self._run_json(run),
-            provenance={"schema_version": "1", "origin": "recorded", "tool": f"sftrace-otel {__version__}"},
+            provenance={
+                "schema_version": "1",
+                "origin": "recorded",
+                "tool": f"sftrace-otel {__version__}",
+                **run.provenance,
+            },
             seen=run.seen,
             redactions=[("/agent_name", finding.reason) for finding in found[:1]],
         )

@@ -75,6 +75,8 @@ class Run:
         self.wall0 = recorder.clock()
         self.mono0 = recorder.ticks()
         self.origin = origin
+        self.provenance: Mapping[str, object] = {}
+        """What `provenance.json` says beside who wrote the bundle, where that is more than that it was recorded."""
         self.agent: str | None = None
         self.overwrite = False
         self.closed = False
