@@ -3,9 +3,10 @@
 
 A cell is a set of clients (httpx, httpx2, both) and a version, oldest or newest, of openai, wrapt and OpenTelemetry.
 Oldest is the lower bound of `pyproject.toml` (for openai: the first 1.x that goes with httpx 0.28), newest the pin of
-`constraints.txt`, which also pins all else; of openai also a 2.x, in one cell. pip decides which cells there are: openai before 3 needs httpx, from 3 on
-httpx2; a cell that it cannot resolve is skipped with its reason. Each other one gets a venv in `.matrix/`, kept for the
-next time, two at once, and in it run the behaviours, the HTTP boundary and the LLM boundary.
+`constraints.txt`, which also pins all else; one cell more has an openai 2. pip decides which cells there are: openai
+before 3 needs httpx, from 3 on httpx2; a cell that it cannot resolve is skipped with its reason. Each other one gets a
+venv in `.matrix/`, kept for the next time, two at once, and in it run the behaviours, misses under retries, the HTTP
+boundary and the LLM boundary.
 """
 
 from __future__ import annotations
