@@ -129,6 +129,7 @@ class Session:
         self._require_names()
         self._causal = CausalOrder(self._lookup.calls) if order == "causal" else None
         self._inside = _inside(self._lookup.calls)
+        self._swift = mode == "frozen" and order != "strict"
         self._next = 0
         self._lock = threading.RLock()
         self._latched: ReplayError | None = None
@@ -180,6 +181,13 @@ class Session:
         """
         with self._lock:
             self._raise_latched()
+            index = self._at_its_place(live) if otherwise is None else None
+            if index is not None:
+                self._matched["lineage"] += 1
+                self._mark(index)
+                if index in self._inside:
+                    self._skip_inside(index)
+                return Decision("serve", self._lookup.calls[index], "lineage")
             try:
                 forms = [Asked(form, self._lookup) for form in (live, otherwise) if form is not None]
                 if self.mode != "frozen" and self._lets_out(live):
@@ -190,6 +198,23 @@ class Session:
                 self._stop(diagnose.cannot_match(self._lookup, error))
             except ReplayError as error:
                 self._stop(error)
+
+    def _at_its_place(self, live: LiveCall) -> int | None:
+        """The recorded call that `live` is beyond doubt, where nothing but serving it is left to decide.
+
+        The one at its lineage, with the live digest, whole, frozen, its turn come: what all else below comes to then.
+        """
+        if not self._swift or live.lineage is None:
+            return None
+        index = self._lookup.same(live)
+        if index is None:
+            return None
+        call = self._lookup.calls[index]
+        if call.policy != "frozen" or call.outcome.truncated or call.outcome.status == "missing":
+            return None
+        if self._causal is not None and self._causal.blocker(index) is not None:
+            return None
+        return index
 
     def _answer(self, asked: Asked, index: int, rung: str, runs: bool, approve: Approve | None) -> Decision:
         """What to do with a live call that equals the recorded one at `index`: as its policy says."""

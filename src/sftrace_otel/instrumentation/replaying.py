@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from sftrace_otel import recorder
@@ -125,6 +126,8 @@ _NO_CALLS: Final = frozenset({"invoke_agent", "create_agent", "invoke_workflow"}
 def _mark_around(decision: Decision) -> None:
     """Mark the span of another instrumentation that is around a served call: nothing was executed there either."""
     try:
+        if not otel_context.get_current():
+            return
         span = trace.get_current_span()
         attributes = getattr(span, "attributes", None)
         if not attributes or not span.is_recording() or _ABOUT_A_CALL.isdisjoint(attributes):

@@ -54,8 +54,12 @@ class Served:
         assert decision.call is not None
         self.call = decision.call
         self.thrown: list[BaseException] = []
-        attributes = {**identified(tool.attributes), **replaying.marks(decision)}
-        self.span = tracing.start_span(SCOPE, tool.span_name, tracing.INTERNAL, attributes)
+        attributes = identified(tool.attributes)
+        if tracing.is_traced(SCOPE):
+            attributes = {**attributes, **replaying.marks(decision)}
+            self.span = tracing.start_span(SCOPE, tool.span_name, tracing.INTERNAL, attributes)
+        else:
+            self.span = tracing.NO_SPAN
 
     def answer(self) -> object:
         """What the tool returned: its result, or something to await where it gave that. Raises what it raised."""
