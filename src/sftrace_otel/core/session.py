@@ -181,13 +181,9 @@ class Session:
         """
         with self._lock:
             self._raise_latched()
-            index = self._at_its_place(live) if otherwise is None else None
-            if index is not None:
-                self._matched["lineage"] += 1
-                self._mark(index)
-                if index in self._inside:
-                    self._skip_inside(index)
-                return Decision("serve", self._lookup.calls[index], "lineage")
+            served = self._at_its_place(live) if otherwise is None else None
+            if served is not None:
+                return served
             try:
                 forms = [Asked(form, self._lookup) for form in (live, otherwise) if form is not None]
                 if self.mode != "frozen" and self._lets_out(live):
@@ -199,14 +195,22 @@ class Session:
             except ReplayError as error:
                 self._stop(error)
 
-    def _at_its_place(self, live: LiveCall) -> int | None:
-        """The recorded call that `live` is beyond doubt, where nothing but serving it is left to decide.
+    def same(self, live: LiveCall) -> Decision | None:
+        """Serve `live` if the call recorded at its place has its very digest; None where that takes `decide`.
 
-        The one at its lineage, with the live digest, whole, frozen, its turn come: what all else below comes to then.
+        For a digest of the input as the program gave it: the recording holds exactly this, so there is nothing in it
+        to hide. `payload` may be left out. Raises what stopped the replay.
         """
-        if not self._swift or live.lineage is None:
-            return None
-        index = self._lookup.same(live)
+        with self._lock:
+            self._raise_latched()
+            return self._at_its_place(live)
+
+    def _at_its_place(self, live: LiveCall) -> Decision | None:
+        """Serve the recorded call that `live` is beyond doubt, where nothing but serving it is left to decide.
+
+        The one at its lineage, with the live digest, whole, frozen, its turn come: what all else would come to.
+        """
+        index = self._lookup.same(live) if self._swift else None
         if index is None:
             return None
         call = self._lookup.calls[index]
@@ -214,7 +218,11 @@ class Session:
             return None
         if self._causal is not None and self._causal.blocker(index) is not None:
             return None
-        return index
+        self._matched["lineage"] += 1
+        self._mark(index)
+        if index in self._inside:
+            self._skip_inside(index)
+        return Decision("serve", call, "lineage")
 
     def _answer(self, asked: Asked, index: int, rung: str, runs: bool, approve: Approve | None) -> Decision:
         """What to do with a live call that equals the recorded one at `index`: as its policy says."""

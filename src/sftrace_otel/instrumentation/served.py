@@ -43,11 +43,12 @@ class Served:
     def __init__(self, replay: replaying.Active, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.replay = replay
         lineage = current_scope().place()
-        prepared = tool.prepared(replay.prepare, args, kwargs)
         self.lineage = lineage
-        self.decision = decision = replay.decide(
-            "tool", tool.name, prepared, lineage=lineage, approve=tool.approve, runs=True
-        )
+        decision = tool.same(replay, args, kwargs, lineage)
+        if decision is None:
+            prepared = tool.prepared(replay.prepare, args, kwargs)
+            decision = replay.decide("tool", tool.name, prepared, lineage=lineage, approve=tool.approve, runs=True)
+        self.decision = decision
         self.runs = decision.action != "serve"
         if self.runs:
             return
