@@ -152,7 +152,7 @@ def _session(contender: str, folder: Path, *, replay: bool) -> Iterator[None]:
     else:
         import agenttape
 
-        session = agenttape.use_cassette("bench", mode="replay" if replay else "record", cassette_dir=str(folder))
+        session = agenttape.use_cassette("bench", mode="none" if replay else "record", cassette_dir=str(folder))
     with session:
         yield
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from format_rows import formats
 from harness import ROUNDS, Row, interleaved, worker
 from llm_rows import llm
+from replay_rows import replays
 from spawn_rows import spawns
 from start import command_line, imports, instrument_start
 
@@ -94,6 +95,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "tools": tools,
     "format": formats,
     "llm": llm,
+    "replay": replays,
     "spawns": spawns,
 }
 
