@@ -18,6 +18,7 @@ from flight_rows import flights
 from format_rows import formats
 from harness import ROUNDS, Row, interleaved, worker
 from llm_rows import llm
+from replay_rows import replays
 from spawn_rows import spawns
 from start import command_line, imports, instrument_start
 
@@ -96,6 +97,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "format": formats,
     "flight": flights,
     "llm": llm,
+    "replay": replays,
     "spawns": spawns,
 }
 

@@ -39,7 +39,7 @@ from typing import Any, NoReturn, Self, cast
 from urllib.parse import unquote
 
 from sftrace_otel import recorder
-from sftrace_otel.bundle.read import Bundle, list_bundles, open_bundle, validate_bundle
+from sftrace_otel.bundle.read import Bundle, gc_paused, list_bundles, open_bundle, read_verified
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import printable
@@ -129,9 +129,9 @@ def _recording_of(source: str | Path | Trace) -> _Recording:
         made = _recording("the trace", source.manifest, source.events, source.source, stale=source.stale)
         return replace(made, provenance=source.provenance)
     path = Path(source).expanduser()
-    notes = _checked(path)
-    bundle = open_bundle(path)
-    made = _recording(str(path), bundle.manifest, bundle.events, bundle, notes=notes)
+    with gc_paused():
+        bundle, notes = _checked(path)
+        made = _recording(str(path), bundle.manifest, bundle.events, bundle, notes=notes)
     return replace(made, path=bundle.path, provenance=bundle.provenance)
 
 
@@ -189,16 +189,16 @@ def _event_ids(row: CallRow) -> Iterator[str | None]:
     yield row.get("error")
 
 
-def _checked(path: Path) -> tuple[str, ...]:
+def _checked(path: Path) -> tuple[Bundle, tuple[str, ...]]:
     """Integrity first: refuse what is invalid or changed; say what could not be verified."""
-    result = validate_bundle(path, strict=False, verify_integrity=True)
-    if result.exit_code not in (0, 3):
+    result, bundle = read_verified(path)
+    if bundle is None:
         first = next(issue for issue in result.issues if issue.code != "integrity_unverified")
         place = f"{path}: {first.location}" if first.location else str(path)
         raise TraceStorageError(f"{first.message}; it cannot be replayed", where=place, code=first.code)
     if result.integrity == "unverified_legacy":
-        return ("nothing vouches that this bundle was not changed (unverified_legacy)",)
-    return ()
+        return bundle, ("nothing vouches that this bundle was not changed (unverified_legacy)",)
+    return bundle, ()
 
 
 def _expected(manifest: Manifest, events: Sequence[EventBase]) -> RunOutcome:
@@ -233,7 +233,7 @@ def _step(call: RecordedCall | LiveCall) -> Step:
     return Step(call.kind, call.name, call.provider, payload)
 
 
-def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
+def untraced_tools(calls: Sequence[RecordedCall]) -> list[str]:
     """Functions whose results went back to the model although no tool event holds them (`design.md`, "Frozen")."""
     answered = recorder.Answered()
     for call in calls:
@@ -243,7 +243,10 @@ def untraced_tools(calls: Iterable[RecordedCall]) -> list[str]:
                 answered.answer(call_id, name, map(canonical.digest, dialects.results_of(content)))
             for call_id, name in dialects.tool_calls(call.method, call.outcome.output):
                 answered.called(call_id, name)
-        elif call.kind == "tool":
+    if not answered.any:  # nothing went back to the model: no need to read what the tools gave
+        return []
+    for call in calls:
+        if call.kind == "tool":
             results = map(canonical.digest, dialects.results_of(call.outcome.output))
             answered.tool(call.name, results, call.tool_call_ids)
     return answered.untraced()

@@ -3,9 +3,10 @@
 
 A cell is a set of clients (httpx, httpx2, both) and a version, oldest or newest, of openai, wrapt and OpenTelemetry.
 Oldest is the lower bound of `pyproject.toml` (for openai: the first 1.x that goes with httpx 0.28), newest the pin of
-`constraints.txt`, which also pins all else. pip decides which cells there are: openai before 3 needs httpx, from 3 on
-httpx2; a cell that it cannot resolve is skipped with its reason. Each other one gets a venv in `.matrix/`, kept for the
-next time, two at once, and in it run the behaviours, the HTTP boundary and the LLM boundary.
+`constraints.txt`, which also pins all else; one cell more has an openai 2. pip decides which cells there are: openai
+before 3 needs httpx, from 3 on httpx2; a cell that it cannot resolve is skipped with its reason. Each other one gets a
+venv in `.matrix/`, kept for the next time, two at once, and in it run the behaviours, misses under retries, the HTTP
+boundary and the LLM boundary.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.full
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CACHE = ROOT / ".matrix"
-TESTS = tuple(f"tests/instrumentation/test_{name}.py" for name in ("behaviours", "http", "llm"))
+TESTS = tuple(f"tests/instrumentation/test_{name}.py" for name in ("behaviours", "retries", "http", "llm"))
 
 CLIENTS = {"httpx": ("httpx",), "httpx2": ("httpx2",), "both": ("httpx", "httpx2")}
 OLDEST = {
@@ -42,6 +43,7 @@ OLDEST = {
         "opentelemetry-util-http": "0.65b0",
     },
 }
+MIDDLE = {"openai": "2.54.0"}
 ALWAYS = ("msgspec", "orjson", "rfc8785", "h2", "pytest", "pytest-asyncio")
 
 
@@ -65,7 +67,10 @@ class Outcome(NamedTuple):
 
 
 AGES = ("oldest", "newest")
-CELLS = [Cell(*values) for values in itertools.product(CLIENTS, AGES, AGES, AGES)]
+CELLS = [
+    *(Cell(*values) for values in itertools.product(CLIENTS, AGES, AGES, AGES)),
+    Cell("both", "middle", "newest", "newest"),
+]
 
 
 def newest() -> dict[str, str]:
@@ -81,6 +86,8 @@ def wanted(cell: Cell) -> tuple[list[str], list[str]]:
         names += [name for name in OLDEST[part] if name in pins]
         if getattr(cell, part) == "oldest":
             pins.update(OLDEST[part])
+    if cell.openai == "middle":
+        pins.update(MIDDLE)
     absent = {"httpx", "httpx2"} - set(CLIENTS[cell.clients])
     pins.update(dict.fromkeys(absent, "0"))
     return names, [f"{name}=={version}" for name, version in sorted(pins.items())]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sftrace_otel.core.causal import CausalOrder
 from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.core.session import RunOutcome, Session
-from sftrace_otel.errors import ReplayMismatchError
+from sftrace_otel.errors import ReplayError, ReplayMismatchError
 
 
 @dataclass
@@ -42,8 +42,11 @@ class Scope:
                 self.steps.append(("call", (f"{self.path}{slot}", inside)))
 
 
-def record(seed: int) -> list[RecordedCall]:
-    """A recording of a made-up program: scopes interleaved at random, some calls left open over the next ones."""
+def record(seed: int, *, alike: bool = False) -> list[RecordedCall]:
+    """A recording of a made-up program: scopes interleaved at random, some calls left open over the next ones.
+
+    `alike`: its calls are two that are made again and again, each time with another answer, and each has its place.
+    """
     rng = random.Random(seed)
     clock = 0
     started: dict[str, int] = {}
@@ -71,10 +74,12 @@ def record(seed: int) -> list[RecordedCall]:
             still_open.append(lineage)
         if inside is not None:
             running.append([inside, 0, []])
-    return _calls(started, ended, rng)
+    return _calls(started, ended, rng, alike)
 
 
-def _calls(started: dict[str, int], ended: dict[str, int | None], rng: random.Random) -> list[RecordedCall]:
+def _calls(
+    started: dict[str, int], ended: dict[str, int | None], rng: random.Random, alike: bool
+) -> list[RecordedCall]:
     from sftrace_otel.core.plan import Outcome
 
     order = sorted(started, key=started.__getitem__)
@@ -82,13 +87,13 @@ def _calls(started: dict[str, int], ended: dict[str, int | None], rng: random.Ra
     for index, lineage in enumerate(order):
         above = [order.index(path) for path in _above(lineage) if path in started and order.index(path) < index]
         end = ended[lineage]
-        unknown = rng.random() < 0.1
+        unknown = rng.random() < 0.1 and not alike
         calls.append(
             RecordedCall(
                 index=index,
                 kind="tool",
-                name=f"t{index}",
-                held={"place": lineage},
+                name="again" if alike else f"t{index}",
+                held={"question": rng.randrange(2)} if alike else {"place": lineage},
                 lineage=None if unknown else lineage,
                 started=(started[lineage], 0),
                 ended=None if end is None else (end, 0),
@@ -158,6 +163,53 @@ def test_any_other_schedule_diverges_and_names_the_first_violation(build: Any, s
         session.decide(build.live(calls[index]))
         done.add(index)
     session.verify_complete()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 10**9))
+def test_equal_calls_get_their_own_answers_under_any_schedule_that_respects_happens_before(
+    build: Any, seed: int, schedule: int
+) -> None:
+    calls = record(seed, alike=True)
+    top = [call.index for call in calls if call.parent is None]
+    session = Session(calls)
+    order = respecting(calls, top, random.Random(schedule))
+    assert [build.serve(session, build.live(calls[index])) for index in order] == [(at, "lineage") for at in order]
+    session.verify_complete()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 1))
+def test_nothing_is_served_twice_nor_before_what_it_waits_for(
+    build: Any, seed: int, schedule: int, lost: float
+) -> None:
+    """Whatever the schedule, and where places are lost: a call gets an equal one whose turn has come, or none does."""
+    calls = record(seed, alike=True)
+    assume(calls)
+    rng = random.Random(schedule)
+    asked = [rng.choice(calls) for _ in range(2 * len(calls))]
+    session = Session(calls)
+    used: set[int] = set()
+    for call in asked:
+        try:
+            found, _ = build.serve(session, build.live(call, None if rng.random() < lost else call.lineage))
+        except ReplayError:
+            break
+        assert calls[found].input == call.input and found not in used
+        assert not any(must_wait(calls[a], calls[found]) for a in range(len(calls)) if a not in used and a != found)
+        used |= {found, *_inside(calls, found)}
+    else:
+        raise AssertionError("more was served than was recorded")
+    error = session.latched
+    assert error is not None
+    with pytest.raises(type(error)):
+        session.decide(build.live(calls[0]))
+
+
+def _inside(calls: list[RecordedCall], above: int) -> set[int]:
+    """The calls inside a call, at any depth: a replay skips them with it."""
+    found = {call.index for call in calls if call.parent == above}
+    return found.union(*(_inside(calls, index) for index in found))
 
 
 @settings(max_examples=100, deadline=None)

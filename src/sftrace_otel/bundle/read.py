@@ -120,7 +120,7 @@ class Bundle:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """The events, in order. Raises TraceStorageError with file and line."""
-        with _gc_paused():
+        with gc_paused():
             return tuple(_events(self.store))
 
     @cached_property
@@ -300,6 +300,28 @@ def validate_bundle(path: Path | str, *, strict: bool = True, verify_integrity: 
     return _Validator(store, strict, verify_integrity).run()
 
 
+def read_verified(path: Path | str) -> tuple[Validation, Bundle | None]:
+    """Read the events of a bundle while it is checked as by `validate_bundle(strict=False, verify_integrity=True)`.
+
+    The bundle is None where something is wrong with it; one that nothing vouches for (exit code 3) is read.
+    """
+    try:
+        store = open_store(path)
+    except TraceStorageError as error:
+        return _validation([Issue(error.code, error.reason, location=error.where)], Checker(None), _UNCHECKED, ()), None
+    if _is_chain(store):
+        verdict = _chain_validation(store.path)
+        return verdict, open_bundle(store.path) if verdict.valid else None
+    validator = _Validator(store, strict=False, verify=True, keeps=True)
+    with gc_paused():
+        result = validator.run()
+    if validator.manifest is None or result.exit_code not in (0, 3):
+        return result, None
+    bundle = Bundle(store, validator.manifest)
+    vars(bundle)["events"] = tuple(validator.kept)
+    return result, bundle
+
+
 def list_bundles(folder: Path | str) -> list[Summary]:
     """The bundles of a folder, newest first; unreadable ones are listed last, with the reason.
 
@@ -362,16 +384,19 @@ def _chain_validation(path: Path) -> Validation:
 class _Validator:
     """One validation: each file is read once, its checksum taken from the bytes that were parsed."""
 
-    def __init__(self, store: Store, strict: bool, verify: bool) -> None:
+    def __init__(self, store: Store, strict: bool, verify: bool, *, keeps: bool = False) -> None:
         self.store = store
         self.strict = strict
         self.verify = verify
+        self.keeps = keeps
+        self.kept: list[Event] = []
+        self.manifest: Manifest | None = None
         self.issues: list[Issue] = []
         self.digests: dict[str, str | None] = {}
         self.warnings: list[str] = []
 
     def run(self) -> Validation:
-        manifest = self._document(MANIFEST_FILE, sftrace.parse_manifest)
+        manifest = self.manifest = self._document(MANIFEST_FILE, sftrace.parse_manifest)
         self._document(REDACTIONS_FILE, sftrace.parse_redactions)
         check = Checker(manifest, self.strict, self.verify)
         if self._events(check):
@@ -403,7 +428,10 @@ class _Validator:
             for number, line in enumerate(self._hashed(lines) if self.verify else lines, start=1):
                 rewritten = rewritten or line.endswith(b"\r\n")
                 try:
-                    check.add(sftrace.parse_event(_whole(line)), f"{EVENTS_FILE}:{number}")
+                    event = sftrace.parse_event(_whole(line))
+                    check.add(event, f"{EVENTS_FILE}:{number}")
+                    if self.keeps:
+                        self.kept.append(event)
                 except FormatError as error:
                     check.unreadable(error, number)
         except FormatError as error:
@@ -540,7 +568,7 @@ def _exists(path: Path) -> bool:
 
 
 @contextmanager
-def _gc_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -194,6 +194,17 @@ class Lookup:
         places = () if lineage is None else self._by_lineage.get(lineage, ())
         return (index for index in places if not self.used[index])
 
+    def same(self, live: LiveCall) -> int | None:
+        """The unused call at the place of `live` whose stored hash proves it equal; None where there is not just one
+        call, or that takes a closer look."""
+        places = self._by_lineage.get(live.lineage or "", ())
+        if len(places) != 1 or self.used[places[0]]:
+            return None
+        call = self.calls[places[0]]
+        if call.input_hash is None or call.input_hash != live.digest or call.kind != live.kind:
+            return None
+        return places[0] if _same_owner(call, live) else None
+
     def equals(self, index: int, asked: Asked) -> bool:
         """Whether a recorded call equals the live one."""
         call, live = self.calls[index], asked.live

@@ -92,6 +92,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         """Recorded output: of a failed tool what the format stores, of a failed LLM call null."""
         return self.held.load() if isinstance(self.held, Deferred) else self.held
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether each reading of `output` gives a value of its own."""
+        return type(self.held) is Deferred
+
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of the recording.

@@ -156,6 +156,7 @@ class Session:
         self._pool = Lookup((call for call in reuse if _is_whole(call)), hosts=hosts, rules=rules, redact=redact)
         self._inside_pool = _inside_by_id(self._pool.calls)
         self._inside = _inside(self._lookup.calls)
+        self._swift = mode == "frozen" and order != "strict"
         self._next = 0
         self._lock = threading.RLock()
         self._latched: ReplayError | None = None
@@ -217,6 +218,9 @@ class Session:
         """
         with self._lock:
             self._raise_latched()
+            served = self._at_its_place(live) if otherwise is None else None
+            if served is not None:
+                return served
             try:
                 forms = [Asked(form, self._lookup) for form in (live, otherwise) if form is not None]
                 if self.mode == "resume":
@@ -229,6 +233,35 @@ class Session:
                 self._stop(diagnose.cannot_match(self._lookup, error))
             except ReplayError as error:
                 self._stop(error)
+
+    def same(self, live: LiveCall) -> Decision | None:
+        """Serve `live` if the call recorded at its place has its very digest; None where that takes `decide`.
+
+        For a digest of the input as the program gave it: the recording holds exactly this, so there is nothing in it
+        to hide. `payload` may be left out. Raises what stopped the replay.
+        """
+        with self._lock:
+            self._raise_latched()
+            return self._at_its_place(live)
+
+    def _at_its_place(self, live: LiveCall) -> Decision | None:
+        """Serve the recorded call that `live` is beyond doubt, where nothing but serving it is left to decide.
+
+        The one at its lineage, with the live digest, whole, frozen, its turn come: what all else would come to.
+        """
+        index = self._lookup.same(live) if self._swift else None
+        if index is None:
+            return None
+        call = self._lookup.calls[index]
+        if call.policy != "frozen" or call.outcome.truncated or call.outcome.status == "missing":
+            return None
+        if self._causal is not None and self._causal.blocker(index) is not None:
+            return None
+        self._matched["lineage"] += 1
+        self._mark(index)
+        if index in self._inside:
+            self._skip_inside(index)
+        return Decision("serve", call, "lineage")
 
     def _answer(self, asked: Asked, index: int, rung: str, runs: bool, approve: Approve | None) -> Decision:
         """What to do with a live call that equals the recorded one at `index`: as its policy says."""

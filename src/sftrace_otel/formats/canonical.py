@@ -183,10 +183,14 @@ def reread(data: bytes | bytearray | memoryview) -> tuple[Json, bytes]:
     """
     data = bytes(data)
     _require_bounded(data)
-    value = _loads_proven(data, _OPTIONS)
-    if value is not _UNPROVEN and _writes_like_cpython(value):
-        return value, data
-    value = loads(data)
+    try:
+        value: Json = msgspec.json.decode(data)
+        canon = orjson.dumps(value, option=_OPTIONS)
+        if canon == data or orjson.dumps(value, option=_SPELLING) == data:  # proven, as in `_loads_proven`
+            return value, canon if _writes_like_cpython(value) else _dumps_slowly(value)
+    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
+        pass
+    value = _loads_slowly(data)
     return value, dumps(value)
 
 

@@ -610,6 +610,11 @@ HASHED: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 """Event type to its payloads, each with the field that holds its hash (format page, table of events)."""
 
+_IDLE_HASHES: Mapping[str, tuple[str, ...]] = {
+    kind: tuple(sorted({"input_hash", "output_hash"} - {hash_field for _, hash_field in payloads}))
+    for kind, payloads in HASHED.items()
+}
+
 
 def with_hashes(event: _E) -> _E:
     """A copy with the hash of every payload that is there, and of nothing else."""
@@ -699,6 +704,7 @@ class Checker:
         self.issues: list[Issue] = []
         self.profile = canonical.PROFILE
         self.hashed = self.unhashed = 0
+        self._run_id = None if manifest is None else manifest.run_id
         self._seen: set[str] = set()
         self._orphans: dict[str, list[int]] = {}
         self._counts = dict.fromkeys(EVENT_CLASSES, 0)
@@ -713,8 +719,12 @@ class Checker:
         """Check one event against those before it. `location` names its file and line."""
         self._events += 1
         self._counts[event.type] += 1
-        self._check_identity(event, location)
-        self._check_parent(event, location)
+        if self._orphans or event.id in self._seen or event.run_id != self._run_id:
+            self._check_identity(event, location)
+        self._seen.add(event.id)
+        parent = event.parent_id
+        if parent is not None and (parent not in self._seen or parent == event.id):
+            self._check_parent(event, parent, location)
         if event.step < self._step:
             self._event_issue(event, "step_order", f"step {event.step} comes after step {self._step}", location)
         self._step = event.step
@@ -745,7 +755,6 @@ class Checker:
     def _check_identity(self, event: EventBase, location: str) -> None:
         if event.id in self._seen:
             self._event_issue(event, "duplicate_event_id", f"event {event.id} appears more than once", location)
-        self._seen.add(event.id)
         for position in self._orphans.pop(event.id, ()):
             found = self.issues[position]
             text = f"the parent {event.id} does not come before its child"
@@ -754,10 +763,7 @@ class Checker:
             text = f"the event's run {event.run_id} is not the manifest's run {self.manifest.run_id}"
             self._event_issue(event, "run_id_mismatch", text, location)
 
-    def _check_parent(self, event: EventBase, location: str) -> None:
-        parent = event.parent_id
-        if parent is None or (parent in self._seen and parent != event.id):
-            return
+    def _check_parent(self, event: EventBase, parent: str, location: str) -> None:
         if parent == event.id:
             self._event_issue(event, "parent_not_earlier", "the event is its own parent", location)
             return
@@ -766,8 +772,8 @@ class Checker:
         self._event_issue(event, "invalid_parent", f"the parent {parent} is not in the trace", location)
 
     def _check_payload(self, event: EventBase, payload: str, hash_field: str, location: str) -> None:
-        raw = raw_payload(event, payload)
         stored = getattr(event, hash_field)
+        raw = raw_payload(event, payload)
         if stored is not None and not is_digest(stored):
             text = f"{hash_field} is not a hash of 64 lower-case hex digits"
             self._event_issue(event, "payload_hash_mismatch", text, location)
@@ -785,9 +791,8 @@ class Checker:
             self._compare(event, hash_field, stored, data, location)
 
     def _check_idle_hashes(self, event: EventBase, location: str) -> None:
-        used = {hash_field for _, hash_field in HASHED[event.type]}
-        for hash_field in ("input_hash", "output_hash"):
-            if hash_field not in used and getattr(event, hash_field) is not None:
+        for hash_field in _IDLE_HASHES[event.type]:
+            if getattr(event, hash_field) is not None:
                 text = f"{hash_field} is set, but a {event.type} has no payload for it"
                 self._event_issue(event, "payload_hash_mismatch", text, location)
 

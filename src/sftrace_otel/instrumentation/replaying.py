@@ -7,11 +7,14 @@ thread that somebody else started, and then the real tool runs (`facts/peers.md`
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 
 from sftrace_otel import recorder
@@ -76,6 +79,28 @@ class Active:
         """A live payload as the recorder would have prepared it."""
         return prepare(value, self.policy, serializer=serializer)
 
+    def same(self, name: str, arguments: dict[str, Any], lineage: str | None) -> Decision | None:
+        """The recorded call of tool `name` that has exactly these arguments at this place; None where that takes
+        `decide`: what is served so needs no redaction, for the recording holds it as it is.
+
+        Raises what stopped the replay.
+        """
+        if self.keep is not None or lineage is None or (self.lets_go and self is not _active):
+            return None
+        if not _FLAT.issuperset(map(type, arguments.values())):
+            return None
+        try:
+            data = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)  # canonical without floats
+        except TypeError:
+            return None
+        digest = hashlib.sha256(data).hexdigest()
+        decision = self.session.same(LiveCall("tool", name, lineage=lineage, digest=digest))
+        if decision is not None:
+            assert decision.call is not None
+            self.made.append(decision.call)
+            _mark_around(decision)
+        return decision
+
     def decide(
         self,
         kind: str,
@@ -123,6 +148,7 @@ class Active:
 _GONE: Final = Decision("live", None, None)
 """For a call that the end of the replay overtook: the program goes on as it does without one."""
 
+_FLAT: Final = frozenset({str, int, bool, type(None)})
 _ABOUT_A_CALL: Final = frozenset({"gen_ai.operation.name", "http.request.method", "http.method"})
 _NO_CALLS: Final = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
 
@@ -130,6 +156,8 @@ _NO_CALLS: Final = frozenset({"invoke_agent", "create_agent", "invoke_workflow"}
 def _mark_around(decision: Decision) -> None:
     """Mark the span of another instrumentation that is around a served call: nothing was executed there either."""
     try:
+        if not otel_context.get_current():
+            return
         span = trace.get_current_span()
         attributes = getattr(span, "attributes", None)
         if not attributes or not span.is_recording() or _ABOUT_A_CALL.isdisjoint(attributes):

@@ -43,19 +43,24 @@ class Served:
     def __init__(self, replay: replaying.Active, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.replay = replay
         lineage = current_scope().place()
-        prepared = tool.prepared(replay.prepare, args, kwargs)
         self.lineage = lineage
-        self.decision = decision = replay.decide(
-            "tool", tool.name, prepared, lineage=lineage, approve=tool.approve, runs=True
-        )
+        decision = tool.same(replay, args, kwargs, lineage)
+        if decision is None:
+            prepared = tool.prepared(replay.prepare, args, kwargs)
+            decision = replay.decide("tool", tool.name, prepared, lineage=lineage, approve=tool.approve, runs=True)
+        self.decision = decision
         self.runs = decision.action != "serve"
         if self.runs:
             return
         assert decision.call is not None
         self.call = decision.call
         self.thrown: list[BaseException] = []
-        attributes = {**identified(tool.attributes), **replaying.marks(decision)}
-        self.span = tracing.start_span(SCOPE, tool.span_name, tracing.INTERNAL, attributes)
+        attributes = identified(tool.attributes)
+        if tracing.is_traced(SCOPE):
+            attributes = {**attributes, **replaying.marks(decision)}
+            self.span = tracing.start_span(SCOPE, tool.span_name, tracing.INTERNAL, attributes)
+        else:
+            self.span = tracing.NO_SPAN
 
     def answer(self) -> object:
         """What the tool returned: its result, or something to await where it gave that. Raises what it raised."""

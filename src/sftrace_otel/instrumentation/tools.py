@@ -30,6 +30,7 @@ import wrapt
 from sftrace_otel import recorder as recording
 from sftrace_otel.core.plan import RecordedCall
 from sftrace_otel.core.prepare import Prepared
+from sftrace_otel.core.session import Decision
 from sftrace_otel.instrumentation import replaying, tracing
 from sftrace_otel.instrumentation.asked import identified
 from sftrace_otel.instrumentation.failopen import fails_open
@@ -200,6 +201,19 @@ class Tool:
         if self.hiding is None:
             return prepared
         return self.hiding.input(prepared, lambda value: prepare(value, None), bound=self._binds(args, kwargs))
+
+    def same(
+        self, replay: replaying.Active, args: tuple[Any, ...], kwargs: dict[str, Any], lineage: str | None
+    ) -> Decision | None:
+        """What `Active.same` says of a call whose arguments are taken as they are, None where they are not."""
+        if self.serializer is not None or self.hiding is not None:
+            return None
+        try:
+            arguments = self.arguments(args, kwargs)
+        except BaseException as error:
+            unreadable(error)
+            return None
+        return replay.same(self.name, arguments, lineage)
 
     def _binds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         try:

@@ -17,12 +17,14 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from sftrace_otel.version import __version__
 
 __all__ = [
-    "CLIENT", "INTERNAL", "attached", "current_ids", "detach", "end_span", "exporting", "http_span_id", "is_current",
+    "CLIENT", "INTERNAL", "NO_SPAN", "attached", "current_ids", "detach", "end_span", "exporting", "http_span_id",
+    "is_current", "is_traced",
     "name_root", "provider", "span_here", "start_span", "suppress", "suppressed", "traceparent", "traceparent_ids",
 ]  # fmt: skip
 
 CLIENT = SpanKind.CLIENT
 INTERNAL = SpanKind.INTERNAL
+NO_SPAN = trace.INVALID_SPAN
 _SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 _ERROR = StatusCode.ERROR
 
@@ -36,6 +38,17 @@ def _tracer(scope: str) -> trace.Tracer:
     if known is None or known[0] is not provider:
         known = _tracers[scope] = (provider, provider.get_tracer(scope, __version__, schema_url=_SCHEMA))
     return known[1]
+
+
+def is_traced(scope: str) -> bool:
+    """Whether a span of this scope goes anywhere: without a provider there is none to describe.
+
+    The API's own question for the provider looks into the environment each time; here once.
+    """
+    if getattr(trace, "_TRACER_PROVIDER", scope) is None and scope in _tracers:
+        return False
+    _tracer(scope)
+    return getattr(trace, "_TRACER_PROVIDER", scope) is not None
 
 
 def provider() -> object:

@@ -48,7 +48,7 @@ def answer_around(below: Any, pool: Any, method: str, target: str, options: Mapp
 
     given: dict[str, Any] = {
         "body": below,
-        "headers": HTTPHeaderDict(below.msg.items()),
+        "headers": HTTPHeaderDict(_fields(below.msg)),
         "status": below.status,
         "version": below.version,
         "version_string": "HTTP/1.0" if below.version == 10 else "HTTP/1.1",
@@ -66,6 +66,13 @@ def answer_around(below: Any, pool: Any, method: str, target: str, options: Mapp
     response._connection = options.get("response_conn")
     response._pool = pool
     return response
+
+
+def _fields(message: Any) -> list[tuple[str, str]]:
+    """Header fields as urllib3's connection takes them from http.client: newer versions put folded lines together."""
+    of_client = getattr(sys.modules.get("urllib3.connection"), "_normalize_header_values", None)
+    fields: list[tuple[str, str]] = message.items() if of_client is None else of_client(message)
+    return fields
 
 
 class _Memory:

@@ -296,6 +296,11 @@ class Answered:
             for digest in digests:
                 self._results.setdefault(hash(digest), name)
 
+    @property
+    def any(self) -> bool:
+        """Whether a request carried an answer."""
+        return bool(self._answers)
+
     def known(self, call_id: str) -> bool:
         return call_id in self._answers
 
