@@ -27,6 +27,7 @@ from sftrace_otel.formats.sidecars import Provenance
 from sftrace_otel.version import __version__
 
 if TYPE_CHECKING:
+    from sftrace_otel.core.prices import Prices
     from sftrace_otel.core.redact import RedactionPolicy
 
 __all__ = ["ForkEngine", "ForkError", "ForkInfo", "ForkPoint", "ForkResult", "OverrideSpec", "fork_trace"]
@@ -67,6 +68,7 @@ class ForkEngine:
         overrides: Outputs to replace.
         parent_trace_path: Where the parent is stored, for the provenance; where it was loaded from if left out.
         policy: Redacts the new outputs; the default policy if left out.
+        prices: What tokens cost, for answers that are given others; without it these have no cost.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ForkEngine:
         overrides: Sequence[OverrideSpec] | None = None,
         parent_trace_path: str | Path | None = None,
         policy: RedactionPolicy | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.trace = trace
         self.fork_point = fork_point
@@ -85,6 +88,7 @@ class ForkEngine:
             parent_trace_path = trace.source.path
         self.parent_trace_path = None if parent_trace_path is None else str(parent_trace_path)
         self.policy = policy
+        self.prices = prices
 
     def fork(self) -> tuple[Trace, ForkInfo]:
         """Make the fork.
@@ -96,7 +100,10 @@ class ForkEngine:
             ForkError: The fork point or an override does not fit the trace.
         """
         policy = self.policy or default_policy()
-        forked = fork(self.trace.data, self.fork_point, self.overrides, run_id=new_run_id(), clean=cleaner(policy))
+        forked = fork(
+            self.trace.data, self.fork_point, self.overrides,
+            run_id=new_run_id(), clean=cleaner(policy), prices=self.prices,
+        )  # fmt: skip
         info = ForkInfo(
             parent_trace_path=self.parent_trace_path,
             parent_run_id=self.trace.run_id,
@@ -123,6 +130,7 @@ def fork_trace(
     output_path: Path | str | None = None,
     overwrite: bool = False,
     policy: RedactionPolicy | None = None,
+    prices: Prices | None = None,
 ) -> ForkResult:
     """Fork a trace at a step or event, replace outputs, and save the result.
 
@@ -133,18 +141,21 @@ def fork_trace(
         output_path: Where to save the fork; it is not saved if left out.
         overwrite: Replace a bundle that is there.
         policy: Redacts the new outputs; the default policy if left out.
+        prices: What tokens cost, for answers that are given others; without it these have no cost.
 
     Raises:
         ForkError: The fork point or an override does not fit the trace.
         TraceStorageError: The bundle cannot be read or does not have its checksums, or the fork cannot be saved.
     """
     if not isinstance(trace, Trace) and output_path is not None:
-        return _fork_stream(trace, fork_point, overrides or (), Path(output_path), overwrite, policy)
+        return _fork_stream(trace, fork_point, overrides or (), Path(output_path), overwrite, policy, prices)
     if output_path is not None:
         write.require_free(Path(output_path).expanduser(), overwrite=overwrite)
     parent = trace if isinstance(trace, Trace) else _load_intact(trace)
     path = None if isinstance(trace, Trace) else str(trace)
-    forked, info = ForkEngine(parent, fork_point, overrides=overrides, parent_trace_path=path, policy=policy).fork()
+    forked, info = ForkEngine(
+        parent, fork_point, overrides=overrides, parent_trace_path=path, policy=policy, prices=prices
+    ).fork()
     saved = None if output_path is None else str(forked.save(output_path, overwrite=overwrite))
     return _result(info, saved, len(parent.events), len(forked.events), forked)
 
@@ -169,6 +180,7 @@ def _fork_stream(
     output: Path,
     overwrite: bool,
     policy: RedactionPolicy | None,
+    prices: Prices | None,
 ) -> ForkResult:
     """Fork a bundle into another one, in memory that does not grow with the payloads."""
     target = output.expanduser()
@@ -180,7 +192,7 @@ def _fork_stream(
     made = outline(_events(bundle, known[sftrace.EVENTS_FILE], digest.update))
     decided = plan(
         bundle.manifest, redactions, made, point, overrides,
-        run_id=new_run_id(), clean=cleaner(policy or default_policy()),
+        run_id=new_run_id(), clean=cleaner(policy or default_policy()), prices=prices,
     )  # fmt: skip
     before = len(made)
     del made

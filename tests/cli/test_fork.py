@@ -112,7 +112,7 @@ def test_what_does_not_fit_the_bundle(
 def test_options_that_cannot_be_read(cli: Cli, bundle: Callable[[str], Path], option: tuple[str, str]) -> None:
     done = cli("fork", bundle("completed"), "--at-step", 9, *option)
     assert (done.code, done.out) == (2, "")
-    assert option[1] in done.line
+    assert option[0] in done.line
 
 
 @pytest.mark.parametrize("name", ["changes.toml", "changes.json"])
@@ -184,3 +184,32 @@ def test_parts_add_up_and_nothing_recorded_is_changed() -> None:
     assert override.output["a/b"] == {"c": 1}
     assert override.output["choices"][0]["index"] == 5
     assert trace.events[4].output == before
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--override", '2={"password": "SECRET"'), ("--override", '{"password":"SECRET"}'),
+     ("--set", '2:/a={"password": "SECRET"'), ("--error", "2=password SECRET"), ("--error", '"SECRET'),
+     ("--set", "2:/a~2b=1")],
+)  # fmt: skip
+def test_a_faulty_option_is_not_echoed(cli: Cli, bundle: Callable[[str], Path], option: tuple[str, str]) -> None:
+    done = cli("fork", bundle("completed"), "--at-step", 9, *option)
+    assert (done.code, done.out) == (2, "")
+    assert done.line.startswith(f"sftrace fork: {option[0]}") and "SECRET" not in done.line
+
+
+def test_a_secret_in_an_option_reaches_no_file(cli: Cli, bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    secret = "hunter2-" + "correct-horse"
+    changes = tmp_path / "changes.json"
+    changes.write_text(json.dumps({"override": {LLM: {"password": secret}}}))
+    out = tmp_path / "out.sftrace"
+    done = cli(
+        "fork", bundle("completed"), "--at-step", 8, "-o", out, "--set", f'2:/api_key="{secret}"',
+        "--error", f"7=ValueError:Authorization: Bearer {secret}", "--override-file", changes,
+    )  # fmt: skip
+    assert (done.code, done.err) == (0, "") and secret not in done.out
+    assert all(secret.encode() not in path.read_bytes() for path in out.iterdir())
+    assert [event(out, step)["redactions"] for step in (2, 4, 7)] == [
+        ["/output/api_key"], ["/output/password"], ["/output/message"],
+    ]  # fmt: skip
+    assert cli("validate", out, "--verify-integrity").code == 0

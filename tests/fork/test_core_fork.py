@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftrace_otel.core.fork import Forked, ForkPoint, OverrideSpec, fork
+from sftrace_otel.core.prices import Prices
 from sftrace_otel.errors import ForkError
 from sftrace_otel.formats import canonical, sftrace
 from sftrace_otel.formats.sftrace import (
@@ -185,6 +186,36 @@ def test_an_override_passes_the_policy_and_replaces_the_old_findings() -> None:
     assert "hunter2" not in repr(forked)
 
 
+def test_what_an_override_leaves_redacted_stays_marked() -> None:
+    trace = completed()
+    old = {"key": "[REDACTED]", "url": "x?k=[REDACTED]", "gone": "[REDACTED]"}
+    pointers = tuple(f"/output/{name}" for name in old)
+    marked = trace.events[2].replace(output=old, redactions=pointers)
+    entries = tuple(RedactionEntry(event_id="evt_2", path=path, reason="sensitive_key") for path in pointers)
+    trace = TraceData(
+        manifest=trace.manifest, events=(*trace.events[:2], marked, *trace.events[3:]), redactions=entries
+    )
+    forked = cut(trace, 2, OverrideSpec(step=2, output={**old, "gone": 1, "password": "hunter2"})).data
+    kept = ("/output/key", "/output/url", "/output/password")
+    assert forked.events[2].redactions == kept and tuple(entry.path for entry in forked.redactions) == kept
+
+
+def test_other_usage_makes_other_tokens_and_another_cost() -> None:
+    prices = Prices.from_json('{"m": {"input": 1000000, "output": 2000000}}')
+    usage = {"prompt_tokens": 3, "completion_tokens": 4}
+    options: dict[str, Any] = {"run_id": "r", "clean": clean}
+    override = [OverrideSpec(step=4, output={"usage": usage})]
+    for table, cost in ((prices, 11.0), (None, None)):
+        data = fork(completed(), ForkPoint(step=6), override, prices=table, **options).data
+        answer: Any = data.events[4]
+        assert (answer.prompt_tokens, answer.completion_tokens, answer.total_tokens) == (3, 4, 7)
+        assert answer.cost_usd == data.manifest.totals.cost_usd == cost
+        assert data.manifest.totals.duration_ms == 50 and answer.duration_ms == 8
+        assert validate(data.manifest, data.events, verify_hashes=True) == []
+    same: Any = fork(completed(), ForkPoint(step=6), [OverrideSpec(step=4, output="x")], prices=prices, **options).data
+    assert (same.events[4].total_tokens, same.events[4].cost_usd, same.manifest.totals.cost_usd) == (3, 0.25, 9.0)
+
+
 def test_rows_of_what_was_cut_or_replaced_are_stale_with_their_requests() -> None:
     assert cut(completed(), 3).stale == {"evt_4", "evt_3", "evt_5", "evt_6"}
     assert cut(completed(), 6).stale == set()
@@ -275,6 +306,14 @@ def test_exactly_one_target() -> None:
     with pytest.raises(ValueError, match="fork point requires either event_id or step"):
         ForkPoint(event_id=None, step=None)
     assert ForkPoint(step=5) == ForkPoint(event_id=None, step=5)
+
+
+@pytest.mark.parametrize("wrong", [{"step": "5"}, {"step": 5.0}, {"step": True}, {"event_id": 5}, {"event_id": b"e"}])
+def test_targets_of_another_type_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="fork point"):
+        ForkPoint(**wrong)
+    with pytest.raises(ValueError, match="override"):
+        OverrideSpec(**wrong, output=1)
 
 
 @settings(max_examples=60)

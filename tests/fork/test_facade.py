@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sftrace_otel.bundle import read, write
+from sftrace_otel.bundle import read, store, write
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.errors import CanonicalizationError, PayloadError, TraceStorageError
 from sftrace_otel.fork import ForkEngine, ForkError, ForkPoint, ForkResult, OverrideSpec, fork_trace
@@ -266,6 +266,18 @@ def test_sidecars_follow_a_fork_without_the_rows_that_no_longer_hold(here: Path)
     assert [row["call"] for row in read.open_bundle("z.sftrace").calls] == [0]
     for name in ("x", "y", "z"):
         assert validate_bundle(f"{name}.sftrace", verify_integrity=True).exit_code == 0
+
+
+def test_a_blob_named_where_two_pieces_of_a_sidecar_meet_goes_along(here: Path) -> None:
+    trace = Trace.load("failure.sftrace")
+    body = b"\x00" * 20_000
+    digest = hashlib.sha256(body).hexdigest()
+    name = f"blobs/{digest[:2]}/{digest[2:4]}/{digest}"
+    start, end = b'{"x":"', b'sha256:%s"}\n' % digest.encode()
+    extra = {"other.json": start + b" " * (store.CHUNK - len(start) - 30) + end}
+    write.save(trace, Path("full.sftrace"), sidecars=extra, blobs={name: [body]})
+    fork_trace("full.sftrace", ForkPoint(step=9), output_path="x.sftrace")
+    assert Path("x.sftrace", name).read_bytes() == body
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(VECTORS.glob("*.sftrace"))])

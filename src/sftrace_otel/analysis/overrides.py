@@ -6,13 +6,14 @@ A file of overrides (TOML or JSON) has up to three tables, `override`, `set` and
 before the `=` of the options, and whose values are what stands after it.
 
 Decision: changes are applied in the order given (a file's tables in the order above), each to what the ones before
-left, so that several `--set` of one event add up. Rejected: JSON Patch documents, which nobody types into a shell.
+left, so that several `--set` of one event add up. A fault names the option and its target, never the value: it may be
+a secret, and standard error is a log. Rejected: JSON Patch documents, which nobody types into a shell.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from sftrace_otel.formats.sftrace import EventBase, LLMResponse, ToolResult
 
 __all__ = ["Change", "Override", "outputs", "read_error", "read_file", "read_override", "read_set"]
 
+_ESCAPE = re.compile(r"~(?![01])")
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -50,20 +52,21 @@ class Override:
 def read_override(text: str) -> Change:
     """Read `T=JSON` or `T=@FILE`. Raises SettingsError."""
     target, equals, value = text.partition("=")
-    if not target or not equals:
-        raise SettingsError(f'--override {text}: write it as T=JSON, for instance 5=\'{{"status":"ok"}}\'')
-    return Change(target=target, pointer="", value=_json(value, f"--override {text}"))
+    if not equals or not _is_target(target):
+        raise SettingsError('--override: write it as T=JSON, for instance 5=\'{"status":"ok"}\'')
+    return Change(target=target, pointer="", value=_json(value, f"--override {target}"))
 
 
 def read_set(text: str) -> Change:
     """Read `T:POINTER=JSON`; the first `=` that JSON follows ends the pointer. Raises SettingsError."""
     target, colon, rest = text.partition(":")
-    if not target or not colon or not rest.startswith("/") or "=" not in rest:
-        raise SettingsError(f"--set {text}: write it as T:POINTER=JSON, for instance 5:/results/0/price=10")
+    if not colon or not _is_target(target) or not rest.startswith("/") or "=" not in rest:
+        raise SettingsError("--set: write it as T:POINTER=JSON, for instance 5:/results/0/price=10")
     at = rest.index("=")
     while True:
         try:
-            return Change(target=target, pointer=rest[:at], value=_json(rest[at + 1 :], f"--set {text}"))
+            value = _json(rest[at + 1 :], f"--set {target}")
+            return Change(target=target, pointer=_pointer(rest[:at], f"--set {target}"), value=value)
         except SettingsError:
             at = rest.find("=", at + 1)
             if at < 0:
@@ -73,9 +76,20 @@ def read_set(text: str) -> Change:
 def read_error(text: str) -> Change:
     """Read `T=Class:message`: the call failed with an exception of that class. Raises SettingsError."""
     target, equals, value = text.partition("=")
-    if not target or not equals:
-        raise SettingsError(f"--error {text}: write it as T=Class:message, for instance 5=TimeoutError:no answer")
-    return _failure(target, value, f"--error {text}")
+    if not equals or not _is_target(target):
+        raise SettingsError("--error: write it as T=Class:message, for instance 5=TimeoutError:no answer")
+    return _failure(target, value, f"--error {target}")
+
+
+def _is_target(text: str) -> bool:
+    """Whether `text` may be a step or an event id, and be shown; else it may be a value, and that a secret."""
+    return bool(text) and not any(sign in text for sign in '{["\n')
+
+
+def _pointer(text: str, where: str) -> str:
+    if _ESCAPE.search(text):
+        raise SettingsError(f"{where}: in a JSON Pointer ~ stands for nothing but ~0 (a ~) and ~1 (a /)")
+    return text
 
 
 def _failure(target: str, value: object, where: str) -> Change:
@@ -105,7 +119,7 @@ def read_file(path: Path) -> list[Change]:
         target, colon, pointer = place.partition(":")
         if not target or not colon or not pointer.startswith("/"):
             raise SettingsError(f"{where}: set: {place}: write it as T:POINTER, for instance 5:/results/0/price")
-        changes.append(Change(target=target, pointer=pointer, value=value))
+        changes.append(Change(target=target, pointer=_pointer(pointer, f"{where}: set: {target}"), value=value))
     for target, value in _table(document, "error", where).items():
         changes.append(_failure(target, value, f"{where}: error: {target}"))
     return changes
@@ -125,16 +139,45 @@ def _content(path: Path, where: str) -> bytes:
         raise SettingsError(f"{where}: {path} cannot be read: {fault.strerror}") from None
 
 
-def outputs(events: Sequence[EventBase], changes: Iterable[Change]) -> list[Override]:
-    """The overrides that `changes` come to, one for each target. Raises ForkError for a place that is not there."""
+def outputs(events: Iterable[EventBase], changes: Sequence[Change]) -> list[Override]:
+    """The overrides that `changes` come to, one for each target; `events` are gone through once, if a change is of a
+    part. Raises ForkError for a place that is not there."""
+    recorded = _Recorded(events, {change.target for change in changes if change.pointer})
     new: dict[str, tuple[Json, str | None]] = {}
     for change in changes:
         if change.pointer:
-            old, status = new[change.target] if change.target in new else (_output(events, change.target), None)
+            old, status = new[change.target] if change.target in new else (recorded.output(change.target), None)
             new[change.target] = _replaced(old, change.pointer.split("/")[1:], change.value, change), status
         else:
             new[change.target] = change.value, change.status
     return [_override(target, *change) for target, change in new.items()]
+
+
+class _Recorded:
+    """What the events hold of some targets."""
+
+    def __init__(self, events: Iterable[EventBase], targets: Set[str]) -> None:
+        self._found: dict[str | int, EventBase] = {}
+        self._steps = 0
+        wanted = {_key(target) for target in targets}
+        for event in events if wanted else ():
+            self._steps = max(self._steps, event.step + 1)
+            for key in wanted & {event.step, event.id}:
+                known = self._found.get(key)
+                if known is None or not isinstance(known, (ToolResult, LLMResponse)):
+                    self._found[key] = event
+
+    def output(self, target: str) -> Json:
+        """The recorded output of a target. Raises ForkError."""
+        found = self._found.get(_key(target))
+        if isinstance(found, (ToolResult, LLMResponse)):
+            return found.output
+        if found is not None:
+            only = "only tool_result and llm_response can be overridden"
+            raise ForkError(f"invalid overrides: override targets {_name(target)} ({found.type}); {only}")
+        if _step(target) is None:
+            raise ForkError(f"invalid overrides: override targets non-existent event {target}")
+        raise ForkError(f"invalid overrides: override targets step {target} but trace only has {self._steps} steps")
 
 
 def _override(target: str, output: Json, status: str | None) -> Override:
@@ -156,20 +199,9 @@ def _json(text: str, where: str) -> Json:
         raise SettingsError(f"{where}: what follows '=' is not JSON ({fault}); quote text, as in '\"text\"'") from None
 
 
-def _output(events: Sequence[EventBase], target: str) -> Json:
+def _key(target: str) -> int | str:
     step = _step(target)
-    found = [event for event in events if (event.id == target if step is None else event.step == step)]
-    for event in found:
-        if isinstance(event, (ToolResult, LLMResponse)):
-            return event.output
-    if found:
-        raise ForkError(
-            f"invalid overrides: override targets {_name(target)} ({found[0].type}); "
-            "only tool_result and llm_response can be overridden"
-        )
-    if step is None:
-        raise ForkError(f"invalid overrides: override targets event {target} which is not in the trace")
-    raise ForkError(f"invalid overrides: override targets step {step} but trace only has {len(events)} steps")
+    return target if step is None else step
 
 
 def _name(target: str) -> str:

@@ -20,6 +20,7 @@ from sftrace_otel.formats.sftrace import INTEGRITY_FILE, REQUIRED_FILES
 
 _ROWS = {sidecars.CALLS_FILE: "calls", sidecars.WIRE_FILE: "wire"}
 _BLOB = re.compile(rb"sha256:([0-9a-f]{64})")
+_LONGEST = len("sha256:") + 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,10 @@ def carry(bundle: Bundle, *, stale: Set[str] = frozenset(), cut: Set[str] | None
     names = [name for name in sorted(listed) if name not in own and not name.startswith(f"{sidecars.BLOBS_FOLDER}/")]
     digests: set[str] = set()
     for name in names:
+        rest = b""
         for piece in _pieces(bundle, name, stale, cut, listed[name]):
-            digests.update(found.decode() for found in _BLOB.findall(piece))
+            digests.update(found.decode() for found in _BLOB.findall(rest + piece))
+            rest = (rest + piece)[-_LONGEST:]  # a name may begin in one piece and end in the next
     return Carried(
         {name: _pieces(bundle, name, stale, cut, listed[name]) for name in names}, _blobs(bundle, digests, listed)
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sftrace_otel.bundle.read import Bundle
+    from sftrace_otel.core.prices import Prices
     from sftrace_otel.fork import ForkResult, OverrideSpec
     from sftrace_otel.formats import Json
 
@@ -106,6 +107,7 @@ def _fork(arguments: argparse.Namespace) -> int:
         overrides=_overrides(bundle, arguments),
         output_path=out,
         overwrite=arguments.overwrite,
+        prices=_prices(),
     )
     if not arguments.run_it:
         if arguments.json:
@@ -123,6 +125,7 @@ def _overrides(bundle: Bundle, arguments: argparse.Namespace) -> list[OverrideSp
     from pathlib import Path as File
 
     from sftrace_otel.analysis.overrides import outputs, read_error, read_file, read_override, read_set
+    from sftrace_otel.bundle.read import iter_events
     from sftrace_otel.fork import OverrideSpec
 
     changes = [
@@ -134,8 +137,25 @@ def _overrides(bundle: Bundle, arguments: argparse.Namespace) -> list[OverrideSp
     parts = any(change.pointer for change in changes)
     return [
         OverrideSpec(step=one.step, event_id=one.event_id, output=one.output, status=one.status)
-        for one in outputs(bundle.events if parts else (), changes)
+        for one in outputs(iter_events(bundle.path) if parts else (), changes)
     ]
+
+
+def _prices() -> Prices | None:
+    """The table that `OTEL_SFTRACE_PRICES` names. Raises SettingsError."""
+    import os
+
+    from sftrace_otel.core.prices import Prices
+    from sftrace_otel.errors import SettingsError
+    from sftrace_otel.settings import Settings
+
+    path = Settings.from_environ(os.environ).prices
+    if path is None:
+        return None
+    try:
+        return Prices.from_json(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as fault:
+        raise SettingsError(f"OTEL_SFTRACE_PRICES={path} cannot be read: {fault}") from None
 
 
 def _output(path: Path, given: str | None) -> Path:

@@ -150,7 +150,7 @@ def no_result(lookup: Lookup, asked: Asked, index: int) -> ReplayExhaustedError:
     return _exhausted(
         Miss(
             reason="no_result",
-            summary=f"the recording ends inside {asked.title}: it holds the request and no result",
+            summary=f"no answer in this fork or cut recording to {asked.title}: it holds the request and no result",
             position=position(lookup),
             live=asked.title,
             nearest=call,

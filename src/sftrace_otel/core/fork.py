@@ -9,7 +9,8 @@ Events are gone through twice, one at a time: an `Outline` takes of each what de
 Decision: a fork keeps every event up to the step of its fork point, events of one step together, ids unchanged. Its
 status says what it holds, not what its parent came to: `failed` only with the failure's step and an error event inside,
 `completed` only with the run_end, else `running`. An override changes the output of an event, its hash and its
-redactions, and leaves tokens, cost, duration and policy alone; a failed call that is given an ordinary output counts as
+redactions, its tokens and cost where the new output says others, and leaves the rest alone; what is redacted in the new
+output as it was in the old one stays marked. A failed call that is given an ordinary output counts as
 ok, since replay would otherwise raise what was just replaced. Rejected: numbering the steps anew (fork points and
 failures name steps), and keeping the parent's status (a failed run cut before its error is not valid).
 """
@@ -24,11 +25,14 @@ from datetime import datetime
 
 import msgspec
 
+from sftrace_otel.core.mapping.wire import tokens_of
+from sftrace_otel.core.prices import Prices
 from sftrace_otel.errors import ForkError
-from sftrace_otel.formats import canonical
+from sftrace_otel.formats import Json, canonical
 from sftrace_otel.formats.sftrace import (
     EVENT_CLASSES,
     MANIFEST_ENTRY,
+    REPLACEMENT,
     EventBase,
     LLMResponse,
     Manifest,
@@ -59,12 +63,21 @@ _OVERRIDABLE = ("tool_result", "llm_response")
 _ONLY = "only tool_result and llm_response can be overridden"
 
 
+def _require_target(what: str, step: object, event_id: object) -> None:
+    """Refuse a step that is no int (a bool is none) and an id that is no text: taken for the other, it would be
+    looked up as that."""
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+        raise ValueError(f"{what} step is a whole number, not {type(step).__name__}")
+    if event_id is not None and not isinstance(event_id, str):
+        raise ValueError(f"{what} event_id is text, not {type(event_id).__name__}")
+
+
 @dataclass(frozen=True)
 class ForkPoint:
     """The last event of a fork: its id, or its step (0 is the first).
 
     Raises:
-        ValueError: Neither or both are given.
+        ValueError: Neither or both are given, or of another type.
     """
 
     event_id: str | None = None
@@ -75,6 +88,7 @@ class ForkPoint:
             raise ValueError("fork point requires either event_id or step")
         if self.event_id is not None and self.step is not None:
             raise ValueError("fork point cannot specify both event_id and step")
+        _require_target("fork point", self.step, self.event_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +99,7 @@ class OverrideSpec:
     it stays as it is. With "error" the output is `{"error_type", "message"}`, which replay raises.
 
     Raises:
-        ValueError: Neither or both targets are given, or another status.
+        ValueError: Neither or both targets are given, one of another type, or another status.
     """
 
     step: int | None = None
@@ -98,6 +112,7 @@ class OverrideSpec:
             raise ValueError("override requires either step or event_id")
         if self.step is not None and self.event_id is not None:
             raise ValueError("override cannot specify both step and event_id")
+        _require_target("override", self.step, self.event_id)
         if self.status not in (None, "ok", "error"):
             raise ValueError(f"override status {self.status!r}: it is 'ok' or 'error'")
 
@@ -215,6 +230,7 @@ class Plan:
         overrides: Sequence[OverrideSpec],
         run_id: str,
         clean: Clean,
+        prices: Prices | None = None,
     ) -> None:
         by_target = _index(overrides)
         last = _find(made, point)
@@ -227,9 +243,11 @@ class Plan:
         self._parent = parent
         self._run_id = run_id
         self._clean = clean
+        self._prices = prices
         self._entries = list(redactions)
         self._counts = Totals()
         self._whole = True
+        self._dearer = False
         self._costs: list[float] = []
         self._types: set[str] = set()
         self._kept: set[str] = {MANIFEST_ENTRY}
@@ -243,9 +261,12 @@ class Plan:
                 continue
             found[event.type] += 1
             self._kept.add(event.id)
-            if isinstance(event, LLMResponse) and event.cost_usd is not None:
-                self._costs.append(event.cost_usd)
-            yield self._changed(event).replace(run_id=self._run_id)
+            changed = self._changed(event)
+            if isinstance(event, LLMResponse) and isinstance(changed, LLMResponse):
+                self._dearer |= event.cost_usd != changed.cost_usd
+                if changed.cost_usd is not None:
+                    self._costs.append(changed.cost_usd)
+            yield changed.replace(run_id=self._run_id)
         self._types = {kind for kind, count in found.items() if count}
         self._counts = Totals(events=sum(found.values()), llm_calls=found["llm_request"], tool_calls=found["tool_call"])
 
@@ -253,9 +274,9 @@ class Plan:
         spec = self._chosen.get(event.id)
         if spec is None:
             return event
-        changed, record, findings = _override(event, spec, self._clean)
+        changed, record, findings = _override(event, spec, self._clean, self._prices)
         self.overridden.append(record)
-        self._entries = _replaced(self._entries, event, findings)
+        self._entries = _replaced(self._entries, changed, findings)
         return changed
 
     @property
@@ -264,7 +285,10 @@ class Plan:
         parent = self._parent
         failed = parent.failure is not None and parent.failure.step <= self.step and "error" in self._types
         ended = "run_end" in self._types and parent.status == "completed"
-        known = parent.totals if self._whole else Totals(cost_usd=sum(self._costs) if self._costs else None)
+        cost = sum(self._costs) if self._costs else None
+        known = parent.totals if self._whole else Totals(cost_usd=cost)
+        if self._dearer:
+            known = known.replace(cost_usd=cost)
         counts = self._counts
         return parent.replace(
             run_id=self._run_id,
@@ -294,6 +318,7 @@ def plan(
     *,
     run_id: str,
     clean: Clean,
+    prices: Prices | None = None,
 ) -> Plan:
     """Decide a fork.
 
@@ -304,23 +329,33 @@ def plan(
         overrides: Outputs to replace, at most one for each target.
         run_id: Id of the new run.
         clean: Makes a payload of an output, by the redaction policy.
+        prices: What tokens cost, for an answer that is given others; without it such an answer has no cost.
 
     Raises:
         ForkError: The point or a target does not exist, an override fits no result, a target is named twice, or an
             event that stays has a parent that does not.
     """
-    return Plan(manifest, redactions, made, point, overrides, run_id, clean)
+    return Plan(manifest, redactions, made, point, overrides, run_id, clean, prices)
 
 
 def fork(
-    trace: TraceData, point: ForkPoint, overrides: Sequence[OverrideSpec] = (), *, run_id: str, clean: Clean
+    trace: TraceData,
+    point: ForkPoint,
+    overrides: Sequence[OverrideSpec] = (),
+    *,
+    run_id: str,
+    clean: Clean,
+    prices: Prices | None = None,
 ) -> Forked:
     """Cut a trace in memory after `point` and replace outputs; the trace is not changed. Arguments as of `plan`.
 
     Raises:
         ForkError: As `plan`.
     """
-    made = plan(trace.manifest, trace.redactions, outline(trace.events), point, overrides, run_id=run_id, clean=clean)
+    made = plan(
+        trace.manifest, trace.redactions, outline(trace.events), point, overrides,
+        run_id=run_id, clean=clean, prices=prices,
+    )  # fmt: skip
     events = tuple(made.take(trace.events))
     data = TraceData(manifest=made.manifest, events=events, redactions=made.redactions)
     return Forked(data, made.event_id, made.step, tuple(made.overridden), made.stale)
@@ -400,29 +435,57 @@ def _misfit(made: Outline, found: Sequence[int], target: int | str, last: int) -
 
 
 def _override(
-    event: EventBase, spec: OverrideSpec, clean: Clean
+    event: EventBase, spec: OverrideSpec, clean: Clean, prices: Prices | None
 ) -> tuple[EventBase, Overridden, list[tuple[str, str]]]:
+    """The event with its new output, what was done, and the findings in that output as (pointer, reason)."""
     data, findings = clean(spec.output)
     digest = hashlib.sha256(canonical.reread(data)[1]).hexdigest()
     found = [(f"/output{pointer}", reason) for pointer, reason in findings]
-    elsewhere = tuple(pointer for pointer in event.redactions if not _is_output(pointer))
-    pointers = dict.fromkeys(pointer for pointer, _ in found)
-    changed = event.replace(
-        output=msgspec.Raw(data),
-        output_hash=digest,
-        redactions=(*elsewhere, *pointers),
-        status=spec.status or ("ok" if event.status == "error" and not _is_error_form(data) else event.status),
-    )
-    return changed, Overridden(event.id, event.step, event.output_hash, digest), found
+    value = canonical.loads(data)
+    elsewhere = [pointer for pointer in event.redactions if not _is_output(pointer) or _is_marked(value, pointer)]
+    changes: dict[str, object] = {
+        "output": msgspec.Raw(data),
+        "output_hash": digest,
+        "redactions": tuple(dict.fromkeys([*elsewhere, *(pointer for pointer, _ in found)])),
+        "status": spec.status or ("ok" if event.status == "error" and not _is_error_form(value) else event.status),
+    }
+    if isinstance(event, LLMResponse):
+        changes.update(_usage(event, value, prices))
+    return event.replace(**changes), Overridden(event.id, event.step, event.output_hash, digest), found
 
 
-def _is_error_form(data: bytes) -> bool:
+def _usage(event: LLMResponse, output: Json, prices: Prices | None) -> dict[str, object]:
+    """Tokens and cost of an answer whose output says other tokens than the recorded one; else nothing changes."""
+    new = tokens_of(output)
+    if new == (None, None, None) or new == tokens_of(event.output):
+        return {}
+    prompt, completion, total = new
+    cost = None if prices is None else prices.cost((event.model,), prompt=prompt, completion=completion)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": total,
+        "cost_usd": None if cost is None else float(cost),
+    }
+
+
+def _is_marked(output: Json, pointer: str) -> bool:
+    """Whether the place in an event that `pointer` names (it begins with `/output`) still says that it was redacted."""
+    value = output
+    for part in pointer.split("/")[2:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isascii() and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return False
+    return isinstance(value, str) and REPLACEMENT in value
+
+
+def _is_error_form(output: Json) -> bool:
     """Whether an output says that its call failed (format page, "Pairing")."""
-    try:
-        value = msgspec.json.decode(data, type=dict[str, object])
-    except msgspec.ValidationError:
-        return False
-    return value.keys() == {"error_type", "message"}
+    return isinstance(output, dict) and output.keys() == {"error_type", "message"}
 
 
 def _is_output(pointer: str) -> bool:
@@ -432,8 +495,15 @@ def _is_output(pointer: str) -> bool:
 def _replaced(
     entries: Sequence[RedactionEntry], event: EventBase, found: Iterable[tuple[str, str]]
 ) -> list[RedactionEntry]:
-    """`entries` with those of the event's new output instead of those of its old one."""
-    rest = [entry for entry in entries if entry.event_id != event.id or not _is_output(entry.path)]
+    """`entries` with those of the changed event's output that hold for its new one, and the new findings."""
+    new = dict(found)
+    rest = [
+        entry
+        for entry in entries
+        if entry.event_id != event.id
+        or not _is_output(entry.path)
+        or (entry.path in event.redactions and entry.path not in new)
+    ]
     return [*rest, *(RedactionEntry(event_id=event.id, path=path, reason=reason) for path, reason in found)]
 
 

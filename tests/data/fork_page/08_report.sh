@@ -1,0 +1,1 @@
+stepfork fork failure.sftrace --at-step 2

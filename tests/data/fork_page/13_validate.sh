@@ -1,0 +1,1 @@
+stepfork validate forked.sftrace --strict
