@@ -621,6 +621,25 @@ def test_calls_of_the_parent_with_the_same_input_are_reused(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_large_answer_of_the_parent_is_read_there(
+    stream: bool, recorded: Run, bundle_path: Path, openai_server: Any
+) -> None:
+    """Its body is a file of its own in the parent, which the fork does not hold."""
+    openai_server.answer = lambda body: {"role": "assistant", "content": "words " * 50_000}
+
+    def program() -> str:
+        lookup("Oslo")
+        return (by_stream if stream else by_sdk)(openai_server, "tell me more")
+
+    want = recorded(program)
+    fork = forked(bundle_path, 2)
+    assert not (fork / "blobs").exists() and (bundle_path / "blobs").exists()
+    reached = len(openai_server.requests)
+    result, report, _ = resumed(fork, program, reuse=True)
+    assert (result, report.reused, len(openai_server.requests)) == (want, 1, reached)
+
+
 def test_a_parent_that_is_another_or_was_changed_is_refused(agent: Any, bundle_path: Path, tmp_path: Path) -> None:
     _, fork = agent
     with pytest.raises(ReplayError, match="names no parent"):

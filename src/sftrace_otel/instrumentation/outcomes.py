@@ -128,6 +128,7 @@ def answers_of(call: RecordedCall, *, framing: str, blob: Any) -> list[Answer]:
     """
     rows = [row for row in call.outcome.wire if isinstance(row, Mapping)]
     if rows:
+        blob = call.outcome.read_blob or blob  # a call of a fork's parent has its bodies there
         answers = [_from_row(row, blob) for row in sorted(rows, key=lambda row: row.get("attempt", 0))]
         for answer in answers[:-1]:  # an SDK waits before it tries again; nothing is gained by waiting in a replay
             answer.headers = [pair for pair in answer.headers if not pair[0].startswith("retry-after")]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -26,6 +26,9 @@ from sftrace_otel.recorder import Call, Recorder, Run, current_scope
 from sftrace_otel.settings import Settings
 
 __all__ = ["Rerecording"]
+
+ReadBlob: TypeAlias = Callable[[Mapping[str, Any]], bytes]
+"""Reads a body by its reference."""
 
 
 class _Noting(Recorder):
@@ -109,9 +112,7 @@ class Rerecording:
         self.recorder.close()
         return path
 
-    def served(
-        self, prepared: Prepared, live: LiveCall, decision: Decision, blob: Callable[[Mapping[str, Any]], bytes]
-    ) -> None:
+    def served(self, prepared: Prepared, live: LiveCall, decision: Decision, blob: ReadBlob) -> None:
         """A call was answered from the recording. A forked child has none of the parent's."""
         if os.getpid() != self._owner:
             return
@@ -129,7 +130,7 @@ class Rerecording:
         recorded: RecordedCall,
         prepared: Prepared,
         live: LiveCall,
-        blob: Callable[[Mapping[str, Any]], bytes],
+        blob: ReadBlob,
     ) -> str | None:
         """Its event id."""
         recorder, outcome = self.recorder, recorded.outcome
@@ -145,7 +146,7 @@ class Rerecording:
             policy=recorded.policy,
         )
         for row in outcome.wire:
-            self._exchange(call, row, blob)
+            self._exchange(call, row, cast("ReadBlob", outcome.read_blob or blob))
         event = outcome.held.event if isinstance(outcome.held, Deferred) else None
         recorder.end(
             call,
@@ -172,7 +173,7 @@ class Rerecording:
         prepared = self.recorder.prepare(outcome.output)
         return msgspec.structs.replace(prepared, tags=outcome.output_tags)
 
-    def _exchange(self, call: Call | None, row: Mapping[str, Any], blob: Callable[[Mapping[str, Any]], bytes]) -> None:
+    def _exchange(self, call: Call | None, row: Mapping[str, Any], blob: ReadBlob) -> None:
         kept = {name: value for name, value in row.items() if name not in ("event_id", "call", "attempt")}
         sent = dict(kept.get("request") or {"headers": [], "body": None})
         kept["request"] = sent
@@ -180,7 +181,7 @@ class Rerecording:
         self.recorder.wire(call, kept, _bytes(sent.get("body"), blob), _bytes(row.get("body"), blob), media)
 
 
-def _bytes(body: object, blob: Callable[[Mapping[str, Any]], bytes]) -> bytes | None:
+def _bytes(body: object, blob: ReadBlob) -> bytes | None:
     if isinstance(body, Mapping):
         return blob(body)
     return None if body is None else str(body).encode("utf-8")
