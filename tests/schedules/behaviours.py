@@ -30,6 +30,20 @@ ran: list[str] = []
 """The bodies of tools that ran: none under frozen replay."""
 
 
+tried: list[str] = []
+"""Connections, datagrams and look-ups of names that a replay tried, whoever did and whatever stopped them."""
+_watching = [False]
+_OUT = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname"})
+
+
+def _watch(event: str, args: tuple[object, ...]) -> None:
+    if _watching[0] and event in _OUT:
+        tried.append(f"{event} {args[1:]!r}")
+
+
+sys.addaudithook(_watch)
+
+
 def deal(seed: int | None) -> None:
     """The schedule of the next program."""
     _dealt[0] = None if seed is None else random.Random(seed)
@@ -381,7 +395,9 @@ def recording(name: str, url: str, bundle: Any) -> Any:
 def replaying(name: str, url: str, bundle: Any, seed: int | None) -> Any:
     """Replay it under the schedule of `seed`; every recorded call has to be used, and no body of a tool to run."""
     deal(seed)
+    tried.clear()
     with ReplaySession.from_trace(bundle) as replay:
+        _watching[0] = True
 
         def run() -> Any:
             with record("agent") as session:
@@ -389,11 +405,15 @@ def replaying(name: str, url: str, bundle: Any, seed: int | None) -> Any:
                 session.set_output(result)
             return result
 
-        result = outcome(run)
+        try:
+            result = outcome(run)
+        finally:
+            _watching[0] = False
         replay.verify_complete()
     report = replay.report()
     assert report.exit_code == 0, report.text()
     assert ran == []
+    assert tried == []
     return result
 
 

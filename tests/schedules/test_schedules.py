@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each behaviour recorded once and replayed under many schedules, with the server stopped: the same every time.
 
-`make test` draws a few schedules; `make test-full` a hundred of each in this process, and ten in fresh ones.
+`make test` draws a few schedules; `make test-full` a hundred of each in this process, ten in fresh ones, and one where
+there is no network. An audit hook sees to it that no replay even tries to connect.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import json
 import subprocess
 import sys
+import urllib.request
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from sftrace_otel import recorder
+from sftrace_otel import ReplayPolicyError, recorder
 from sftrace_otel.bundle.read import validate_bundle
 from sftrace_otel.instrumentation import guard
 
@@ -49,6 +53,9 @@ def _nothing_active(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     behaviours.deal(None)
     yield
     recorder.release()
+    with warnings.catch_warnings():  # a connection that was stopped leaves a socket
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 @pytest.fixture(params=behaviours.BEHAVIOURS)
@@ -99,6 +106,34 @@ def test_ten_processes(made: tuple[str, str, Path, Any]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == want, f"schedule {seed}"
+
+
+@pytest.mark.full
+def test_in_a_network_namespace_without_interfaces(made: tuple[str, str, Path, Any]) -> None:
+    name, url, bundle, want = made
+    alone = ["unshare", "--map-root-user", "--net"]
+    try:
+        able = subprocess.run([*alone, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        able = False
+    if not able:
+        pytest.skip("network namespaces are not permitted here")
+    command = [*alone, sys.executable, str(HERE / "behaviours.py"), name, str(bundle), url, "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == want
+
+
+def test_a_connection_that_is_tried_is_seen(openai_server: Any, tmp_path: Path) -> None:
+    """The audit hook by which every replay here is watched notices one that the guard stops."""
+    bundle = tmp_path / "run.sftrace"
+    behaviours.recording("async_tools", "", bundle)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(behaviours.BEHAVIOURS, "async_tools", lambda _: urllib.request.urlopen(openai_server.url))
+        with pytest.raises(ReplayPolicyError):
+            behaviours.replaying("async_tools", "", bundle, None)
+    assert [one.partition(" ")[0] for one in behaviours.tried] == ["socket.getaddrinfo", "socket.connect"]
+    assert openai_server.requests == []
 
 
 def test_the_schedules_differ(tmp_path: Path) -> None:
