@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 
+from fork_rows import forks
 from format_rows import formats
 from harness import ROUNDS, Row, interleaved, worker
 from llm_rows import llm
@@ -95,6 +96,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "format": formats,
     "llm": llm,
     "spawns": spawns,
+    "forks": forks,
 }
 
 
