@@ -16,7 +16,7 @@ from sftrace_otel.bundle.pack import pack
 from sftrace_otel.cli.app import main
 from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.fork import ForkPoint, OverrideSpec, fork_trace
-from sftrace_otel.trace import Trace, validate_bundle
+from sftrace_otel.trace import RunStart, ToolCall, ToolResult, Trace, validate_bundle
 
 VECTORS = Path(__file__).parents[1] / "data" / "vectors" / "sftrace"
 
@@ -72,6 +72,30 @@ def test_onto_itself(source: Path) -> None:
     fork_trace(source, ForkPoint(step=4), output_path=source, overwrite=True)
     assert len(Trace.load(source).events) == 5
     assert validate_bundle(source, verify_integrity=True).exit_code == 0
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(VECTORS.glob("*.sftrace"))])
+def test_a_fork_at_the_last_step_changes_only_run_ids_and_provenance(name: str, tmp_path: Path) -> None:
+    out, parent = tmp_path / "b.sftrace", Trace.load(VECTORS / name)
+    run_id = fork_trace(VECTORS / name, ForkPoint(step=parent.events[-1].step), output_path=out).trace.run_id
+    before, after = content(VECTORS / name), content(out)
+    assert after.keys() - before.keys() <= {"provenance.json", "integrity.json"}
+    for file in before.keys() - {"integrity.json"}:
+        assert after[file].replace(run_id.encode(), parent.run_id.encode()) == before[file]
+
+
+def test_a_run_id_in_a_payload_or_an_id_stays_as_it_is(tmp_path: Path) -> None:
+    """The line is changed in its bytes: what looks like its head must not be taken for it."""
+    nested = {"id": "x", "run_id": "run_p", "parent_id": None, "text": '{"id":"x","run_id":"run_p","parent_id":null}'}
+    trace = Trace(agent_name="a", run_id="run_p")
+    trace.add(RunStart(id='x","run_id":"run_p","parent_id":', input=nested))
+    call = trace.add(ToolCall(name="f", input=nested))
+    trace.add(ToolResult(name="f", output=nested, parent_id=call.id))
+    path, out = trace.save(tmp_path / "a.sftrace"), tmp_path / "b.sftrace"
+    forked = fork_trace(path, ForkPoint(step=2), output_path=out).trace
+    assert [event.replace(run_id="run_p") for event in forked.events] == list(trace.events)
+    assert {event.run_id for event in forked.events} == {forked.run_id} != {"run_p"}
+    assert validate_bundle(out, verify_integrity=True).exit_code == 0
 
 
 def _folder(target: Path) -> None:
