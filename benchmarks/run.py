@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from flight_rows import flights
+from fork_rows import forks
 from format_rows import formats
 from harness import ROUNDS, Row, interleaved, worker
 from llm_rows import llm
@@ -99,6 +100,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "llm": llm,
     "replay": replays,
     "spawns": spawns,
+    "forks": forks,
 }
 
 

@@ -11,7 +11,7 @@ meanwhile.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from sftrace_otel.bundle import read, write
 from sftrace_otel.bundle.carry import carry, intact
 from sftrace_otel.bundle.trace import Trace, cleaner, default_policy, new_run_id
-from sftrace_otel.core.fork import ForkInfo, ForkPoint, Overridden, OverrideSpec, fork, outline, plan
+from sftrace_otel.core.fork import ForkInfo, ForkPoint, Outline, Overridden, OverrideSpec, fork, outline, plan
 from sftrace_otel.errors import ForkError, TraceStorageError
 from sftrace_otel.formats import sftrace, sidecars
 from sftrace_otel.formats.sidecars import Provenance
@@ -185,19 +185,17 @@ def _fork_stream(
     """Fork a bundle into another one, in memory that does not grow with the payloads."""
     target = output.expanduser()
     write.require_free(target, overwrite=overwrite)
-    bundle = _intact(path)
-    known = bundle.listed()
-    redactions = sftrace.parse_redactions(bundle.read(sftrace.REDACTIONS_FILE)).entries
+    bundle = read.open_bundle(path)
     digest = hashlib.sha256()
-    made = outline(_events(bundle, known[sftrace.EVENTS_FILE], digest.update))
+    made = _outlined(bundle, digest)
+    redactions = sftrace.parse_redactions(bundle.read(sftrace.REDACTIONS_FILE)).entries
     decided = plan(
         bundle.manifest, redactions, made, point, overrides,
         run_id=new_run_id(), clean=cleaner(policy or default_policy()), prices=prices,
     )  # fmt: skip
-    before = len(made)
-    del made
     carried = carry(bundle, stale=decided.stale, cut=decided.cut)
-    kept = decided.take(_events(bundle, digest.hexdigest()))
+    name = sftrace.EVENTS_FILE
+    kept = decided.take_lines(intact(bundle, name, bundle.lines(name, ends=True), digest.hexdigest()), made)
     created = datetime.now(UTC)
     info = ForkInfo(
         parent_trace_path=str(path),
@@ -214,7 +212,7 @@ def _fork_stream(
         )
 
     saved = write.save_lines(
-        (sftrace.dump_event(event) + b"\n" for event in kept),
+        kept,
         lambda: (decided.manifest, decided.redactions),
         target,
         overwrite=overwrite,
@@ -222,21 +220,30 @@ def _fork_stream(
         blobs=carried.blobs,
     )
     info = replace(info, overrides_applied=len(decided.overridden))
-    return _result(info, str(saved), before, decided.manifest.totals.events)
+    return _result(info, str(saved), len(made), decided.manifest.totals.events)
 
 
-def _events(
-    bundle: read.Bundle, digest: str | None, note: Callable[[bytes], object] = lambda _: None
-) -> Iterator[sftrace.EventBase]:
-    """The events of a bundle; what they were read from must have had `digest`, and is shown to `note`."""
-    name = sftrace.EVENTS_FILE
+def _outlined(bundle: read.Bundle, digest: hashlib._Hash) -> Outline:
+    """The outline of a bundle whose files all have their checksums; `digest` is updated with `events.jsonl`.
+
+    The events are hashed as they are parsed, so that these bytes are the ones that were checked.
+
+    Raises:
+        TraceStorageError: A file does not have its checksum, which goes before what is found in it.
+    """
 
     def noted() -> Iterator[bytes]:
-        for line in intact(bundle, name, bundle.lines(name, ends=True), digest):
-            note(line)
+        for line in bundle.lines(sftrace.EVENTS_FILE, ends=True):
+            digest.update(line)
             yield line
 
-    return read.parse_lines(bundle.store, noted())
+    try:
+        made = outline(read.parse_lines(bundle.store, noted()), bundle.manifest.run_id)
+    except TraceStorageError:
+        _require_intact(bundle)
+        raise
+    _require_intact(bundle, {sftrace.EVENTS_FILE: digest.hexdigest()})
+    return made
 
 
 def _load_intact(path: Path | str) -> Trace:
@@ -247,12 +254,16 @@ def _load_intact(path: Path | str) -> Trace:
 def _intact(path: Path | str) -> read.Bundle:
     """The bundle at `path`, all of its files as their checksums say. Raises TraceStorageError."""
     bundle = read.open_bundle(path)
-    report = bundle.integrity()
+    _require_intact(bundle)
+    return bundle
+
+
+def _require_intact(bundle: read.Bundle, known: Mapping[str, str] | None = None) -> None:
+    report = bundle.integrity(known)
     if report.state == "mismatch":
         issue = report.issues[0]
         text = f"{issue.message}; a changed bundle is not forked"
         raise TraceStorageError(text, where=str(bundle.path), code=issue.code)
-    return bundle
 
 
 def _provenance(

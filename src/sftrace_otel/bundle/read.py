@@ -179,10 +179,11 @@ class Bundle:
             raise TraceStorageError("does not have the digest in its name", where=name, code="integrity_mismatch")
         return data
 
-    def integrity(self) -> IntegrityReport:
-        """Compare every file that `integrity.json` names with it. Reads all of them."""
+    def integrity(self, known: Mapping[str, str] | None = None) -> IntegrityReport:
+        """Compare every file that `integrity.json` names with it. Reads all of them but those whose SHA-256 is `known`
+        by name."""
         try:
-            return _compare(self.store, _read_integrity(self.store), {})
+            return _compare(self.store, _read_integrity(self.store), dict(known or {}))
         except FormatError as error:
             return IntegrityReport("mismatch", (_issue_of(error, INTEGRITY_FILE),), (), ())
 

@@ -18,6 +18,7 @@ failures name steps), and keeping the parent's status (a failed run cut before i
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ import msgspec
 from sftrace_otel.core.mapping.wire import tokens_of
 from sftrace_otel.core.prices import Prices
 from sftrace_otel.errors import ForkError
-from sftrace_otel.formats import Json, canonical
+from sftrace_otel.formats import Json, canonical, sftrace
 from sftrace_otel.formats.sftrace import (
     EVENT_CLASSES,
     MANIFEST_ENTRY,
@@ -158,9 +159,16 @@ class Forked:
 
 
 class Outline:
-    """What forking asks of a trace: ids, steps, types and parents. Built by `add`, one event after the other."""
+    """What forking asks of a trace: ids, steps, types, parents and costs. Built by `add`, one event after the other.
 
-    def __init__(self) -> None:
+    `plain` says of which events the line can be taken over with nothing but another run id put in: those that are
+    written as this package writes them, with the run id of the manifest (`run_id`).
+    """
+
+    def __init__(self, run_id: str = "") -> None:
+        self.run_id = run_id
+        self.plain = bytearray()
+        self.costs: dict[int, float | None] = {}
         self.at: dict[str, int] = {}
         self.ids: list[str] = []
         self.steps = array("q")
@@ -177,11 +185,18 @@ class Outline:
         self.at.setdefault(event.id, number)
         self.ids.append(event.id)
         self.steps.append(event.step)
-        self._types.append(_TYPES.index(event.type))
+        self._types.append(_NUMBERS[event.type])
+        self.plain.append(event.kept is msgspec.UNSET and event.run_id == self.run_id)
+        if isinstance(event, LLMResponse):
+            self.costs[number] = event.cost_usd
         parent = event.parent_id
-        self._parents.append(-1 if parent is None else self.at.get(parent, -2))
-        if parent is not None and self._parents[-1] == -2:
-            self._unseen[number] = parent
+        if parent is None:
+            self._parents.append(-1)
+        else:
+            found = self.at.get(parent, -2)
+            self._parents.append(found)
+            if found == -2:
+                self._unseen[number] = parent
 
     def type(self, number: int) -> str:
         """The type of an event."""
@@ -192,6 +207,15 @@ class Outline:
         found = self._parents[number]
         return self.ids[found] if found >= 0 else self._unseen.get(number)
 
+    def leaning(self, step: int) -> list[int]:
+        """The events up to a step whose parent is not among these."""
+        steps = self.steps
+        return [
+            number
+            for number, (own, parent) in enumerate(zip(steps, self._parents, strict=True))
+            if own <= step and parent != -1 and (parent == -2 or steps[parent] > step)
+        ]
+
     def fitting(self, target: int | str) -> list[int]:
         """The events of a step, or with an id."""
         if isinstance(target, str):
@@ -201,11 +225,12 @@ class Outline:
 
 
 _TYPES = tuple(EVENT_CLASSES)
+_NUMBERS = {name: number for number, name in enumerate(_TYPES)}
 
 
-def outline(events: Iterable[EventBase]) -> Outline:
-    """The outline of events."""
-    made = Outline()
+def outline(events: Iterable[EventBase], run_id: str = "") -> Outline:
+    """The outline of the events of a run."""
+    made = Outline(run_id)
     for event in events:
         made.add(event)
     return made
@@ -252,6 +277,34 @@ class Plan:
         self._types: set[str] = set()
         self._kept: set[str] = {MANIFEST_ENTRY}
 
+    def take_lines(self, lines: Iterable[bytes], made: Outline) -> Iterator[bytes]:
+        """As `take`, from line to line of `events.jsonl`, each with its newline; a plain line is not parsed again.
+
+        Args:
+            lines: The lines that `made` was made of.
+            made: The outline that the fork was decided by.
+        """
+        found = dict.fromkeys(EVENT_CLASSES, 0)
+        # In a plain line the id is the first value and its quotes are escaped: the first match ends the id.
+        old, new = (b'","run_id":%s,"parent_id":' % msgspec.json.encode(one) for one in (made.run_id, self._run_id))
+        last, steps, plain = self.step, made.steps, made.plain
+        for number in (made.at[event_id] for event_id in self._chosen):
+            plain[number] = False
+        for number, line in enumerate(lines):
+            if number >= len(steps) or steps[number] > last:  # more lines than there were: their digest will tell
+                self._whole = False
+                continue
+            if plain[number]:
+                yield line.replace(old, new, 1)
+            else:
+                yield sftrace.dump_event(self._taken(sftrace.parse_event(line.removesuffix(b"\n")))) + b"\n"
+        for number in (number for number in range(len(made)) if steps[number] <= last):
+            found[made.type(number)] += 1
+            self._kept.add(made.ids[number])
+            if plain[number]:
+                self._spent(made.costs.get(number))
+        self._count(found)
+
     def take(self, events: Iterable[EventBase]) -> Iterator[EventBase]:
         """The events of the fork, of the same events that the outline was made of."""
         found = dict.fromkeys(EVENT_CLASSES, 0)
@@ -261,12 +314,21 @@ class Plan:
                 continue
             found[event.type] += 1
             self._kept.add(event.id)
-            changed = self._changed(event)
-            if isinstance(event, LLMResponse) and isinstance(changed, LLMResponse):
-                self._dearer |= event.cost_usd != changed.cost_usd
-                if changed.cost_usd is not None:
-                    self._costs.append(changed.cost_usd)
-            yield changed.replace(run_id=self._run_id)
+            yield self._taken(event)
+        self._count(found)
+
+    def _taken(self, event: EventBase) -> EventBase:
+        changed = self._changed(event)
+        if isinstance(event, LLMResponse) and isinstance(changed, LLMResponse):
+            self._dearer |= event.cost_usd != changed.cost_usd
+            self._spent(changed.cost_usd)
+        return changed.replace(run_id=self._run_id)
+
+    def _spent(self, cost: float | None) -> None:
+        if cost is not None:
+            self._costs.append(cost)
+
+    def _count(self, found: Mapping[str, int]) -> None:
         self._types = {kind for kind, count in found.items() if count}
         self._counts = Totals(events=sum(found.values()), llm_calls=found["llm_request"], tool_calls=found["tool_call"])
 
@@ -285,7 +347,7 @@ class Plan:
         parent = self._parent
         failed = parent.failure is not None and parent.failure.step <= self.step and "error" in self._types
         ended = "run_end" in self._types and parent.status == "completed"
-        cost = sum(self._costs) if self._costs else None
+        cost = math.fsum(self._costs) if self._costs else None
         known = parent.totals if self._whole else Totals(cost_usd=cost)
         if self._dearer:
             known = known.replace(cost_usd=cost)
@@ -384,9 +446,7 @@ def _find(made: Outline, point: ForkPoint) -> int:
 
 
 def _require_parents(made: Outline, step: int) -> None:
-    for number, own in enumerate(made.steps):
-        if own > step:
-            continue
+    for number in made.leaning(step):
         parent = made.parent(number)
         at = None if parent is None else made.at.get(parent)
         if parent is not None and (at is None or made.steps[at] > step):
