@@ -190,3 +190,25 @@ def test_sealing_is_what_the_format_says(body: dict[str, Any], moment: int, kind
     content = {"type": kind, "v": 1, "body": {name: item for name, item in body.items() if name not in flight.VOLATILE}}
     assert envelope["body_hash"] == sealed.body_hash == "sha256:" + canonical.sha256(canonical.rfc8785_nfc(content))
     assert sealed.line == b'{"hash":"%b",%b\n' % (sealed.hash.encode(), canonical.rfc8785_nfc(envelope)[1:])
+
+
+@pytest.mark.parametrize(
+    "fields", [{"parents": [True]}, {"parents": [0, True]}, {"t_mono_ns": True}, {"v": True}, {"t_mono_ns": 2**60}]
+)
+def test_numbers_of_another_kind_are_written_as_digits(fields: dict[str, Any], tmp_path: Any) -> None:
+    with FlightWriter(tmp_path / "a.flight", run_id="r") as chain:
+        chain.append("run.start", {})
+        chain.append("run.start", {})
+        chain.append("tool.call", {}, **fields)
+    assert verify_flight(tmp_path / "a.flight").findings == ()
+
+
+@pytest.mark.parametrize("fields", [{"parents": [1.0]}, {"parents": [0, 1.0]}, {"t_mono_ns": 1.5}, {"v": 2.5}])
+def test_a_number_that_is_not_whole_is_refused_and_the_chain_goes_on(fields: dict[str, Any], tmp_path: Any) -> None:
+    with FlightWriter(tmp_path / "a.flight", run_id="r") as chain:
+        chain.append("run.start", {})
+        chain.append("run.start", {})
+        with pytest.raises((ValueError, TypeError)):
+            chain.append("tool.call", {}, **fields)
+        assert chain.append("run.end", {}) == 2
+    assert verify_flight(tmp_path / "a.flight").findings == ()
