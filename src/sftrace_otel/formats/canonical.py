@@ -144,7 +144,7 @@ def is_nfc(data: bytes) -> bool:
 
 def is_rfc8785(value: Json, data: bytes) -> bool:
     """Whether `data`, which orjson wrote of `value` with `RFC8785_OPTIONS`, is RFC 8785; False where it may not be."""
-    return _writes_like_ecmascript(value, _order_differs(data)) is True
+    return _writes_like_ecmascript(value, not data.isascii() and _order_differs(data)) is True
 
 
 def loads(data: bytes | bytearray | memoryview) -> Json:
