@@ -500,7 +500,8 @@ def open_flight(path: Path | str) -> FlightBundle:
     Raises:
         TraceStorageError: There is no folder (`missing_file`).
     """
-    store = open_store(path)
+    place = Path(path).expanduser()
+    store = None if place.is_file() else open_store(place)
     if not isinstance(store, FolderStore):
         text = "is not a folder; a .flight bundle is one"
         raise TraceStorageError(text, where=str(path), code="missing_file")
