@@ -244,12 +244,14 @@ def seal_canonical(
     run = _text(run_id)
     wall = f'"{t_wall}"' if _is_plain(t_wall) else _text(t_wall)
     prev = f'"{prev_hash}"' if _is_plain(prev_hash) else _text(prev_hash)
-    if not (0 <= seq <= _SAFE_INT and -_SAFE_INT <= t_mono_ns <= _SAFE_INT):
-        seq, t_mono_ns = _digits_of(seq), _digits_of(t_mono_ns)  # type: ignore[assignment]
-    numbers = "" if not parents else f"{parents[0]}" if len(parents) == 1 else ",".join(map(str, parents))
+    mono = f"{t_mono_ns:d}" if -_SAFE_INT <= t_mono_ns <= _SAFE_INT else _digits_of(t_mono_ns)
+    if not 0 <= seq <= _SAFE_INT:
+        seq = _digits_of(seq)  # type: ignore[assignment]
+    # `:d` refuses what is no whole number before anything of it is in the file.
+    numbers = "" if not parents else f"{parents[0]:d}" if len(parents) == 1 else ",".join(map(_digits_of, parents))
     rest = (
         f',"body_hash":"{content_hash}","id":{run[:-1]}/{seq}","parents":[{numbers}],"prev_hash":{prev},"run_id":{run},'
-        f'"seq":{seq},"t_mono_ns":{t_mono_ns},"t_wall":{wall},{end}'
+        f'"seq":{seq},"t_mono_ns":{mono},"t_wall":{wall},{end}'
     ).encode()
     whole.update(rest)
     digest = "sha256:" + whole.hexdigest()
