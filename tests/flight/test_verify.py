@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sftrace_otel.bundle.flight import FlightValidation
+from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.flight import GENESIS, open_flight, verify_flight
 
 HERE = Path(__file__).parent
@@ -302,3 +303,14 @@ def test_an_empty_chain(tmp_path: Path, oracle: Any) -> None:
     with FlightWriter(tmp_path / "none.flight", run_id="r"):
         pass
     assert verify_flight(tmp_path / "none.flight").valid and oracle(tmp_path / "none.flight") is None
+
+
+def test_f11_archives_of_chains_are_not_read(good: Path) -> None:
+    """A chain is read in a folder only, so no name or link in an archive can lead out of one."""
+    archive = Path(shutil.make_archive(str(good), "zip", good))
+    for name in (archive.name, "x.sftrace.zip"):
+        place = archive.rename(archive.with_name(name))
+        with pytest.raises(TraceStorageError, match="is not a folder") as caught:
+            open_flight(place)
+        assert caught.value.code == "missing_file" and verify_flight(place).exit_code == 2
+        archive = place

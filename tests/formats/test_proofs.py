@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fast paths of canonical JSON rest on, asked of itself: the set of stable characters, and counted colons."""
+"""What the fast paths of canonical JSON rest on, asked of itself: NFC without ASCII, counted colons, seals."""
 
 from __future__ import annotations
 
 import json
-import unicodedata
 from typing import Any
 
 import pytest
@@ -17,28 +16,6 @@ from sftrace_otel.formats import canonical, flight
 
 quick = settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 at_length = settings(max_examples=10_000, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-
-
-def composing() -> set[str]:
-    """Characters that may compose with what is before them, by their decompositions and Hangul's arithmetic."""
-    pairs = (unicodedata.decomposition(chr(code)).split() for code in range(0x110000))
-    seconds = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2 and not pair[0].startswith("<")}
-    return seconds | {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
-
-
-def is_stable(text: str) -> bool:
-    return canonical._STABLE(text) is not None
-
-
-def test_stable_characters_are_in_nfc_beside_any_other() -> None:
-    """UAX #15: text is in NFC where no character has a combining class, and each is `NFC_Quick_Check=Yes`."""
-    seconds = composing()
-    assert {"\u0301", "\u0338", "\u3099", "\u1161", "\u11a8"} <= seconds
-    stable = [chr(code) for code in range(0x80, 0x110000) if not 0xD800 <= code < 0xE000 and is_stable(chr(code))]
-    assert [one for one in stable if unicodedata.combining(one) or one in seconds] == []
-    assert [one for one in stable if not unicodedata.is_normalized("NFC", one)] == []
-    for text in ("é", "日本語", "한글", "Привет", "—…“”", "😀"):
-        assert is_stable(text), text  # else the set would be of no use
 
 
 @pytest.mark.parametrize(
@@ -190,3 +167,25 @@ def test_sealing_is_what_the_format_says(body: dict[str, Any], moment: int, kind
     content = {"type": kind, "v": 1, "body": {name: item for name, item in body.items() if name not in flight.VOLATILE}}
     assert envelope["body_hash"] == sealed.body_hash == "sha256:" + canonical.sha256(canonical.rfc8785_nfc(content))
     assert sealed.line == b'{"hash":"%b",%b\n' % (sealed.hash.encode(), canonical.rfc8785_nfc(envelope)[1:])
+
+
+@pytest.mark.parametrize(
+    "fields", [{"parents": [True]}, {"parents": [0, True]}, {"t_mono_ns": True}, {"v": True}, {"t_mono_ns": 2**60}]
+)
+def test_numbers_of_another_kind_are_written_as_digits(fields: dict[str, Any], tmp_path: Any) -> None:
+    with FlightWriter(tmp_path / "a.flight", run_id="r") as chain:
+        chain.append("run.start", {})
+        chain.append("run.start", {})
+        chain.append("tool.call", {}, **fields)
+    assert verify_flight(tmp_path / "a.flight").findings == ()
+
+
+@pytest.mark.parametrize("fields", [{"parents": [1.0]}, {"parents": [0, 1.0]}, {"t_mono_ns": 1.5}, {"v": 2.5}])
+def test_a_number_that_is_not_whole_is_refused_and_the_chain_goes_on(fields: dict[str, Any], tmp_path: Any) -> None:
+    with FlightWriter(tmp_path / "a.flight", run_id="r") as chain:
+        chain.append("run.start", {})
+        chain.append("run.start", {})
+        with pytest.raises((ValueError, TypeError)):
+            chain.append("tool.call", {}, **fields)
+        assert chain.append("run.end", {}) == 2
+    assert verify_flight(tmp_path / "a.flight").findings == ()

@@ -31,7 +31,7 @@ from sftrace_otel.bundle.build import timestamp
 from sftrace_otel.bundle.journal import append_to, hold
 from sftrace_otel.bundle.records import JOURNAL_SUFFIX
 from sftrace_otel.bundle.store import FolderStore, open_store
-from sftrace_otel.bundle.write import is_flight, publish, reporting, require_free, sync_folder, write_file
+from sftrace_otel.bundle.write import is_flight, not_writable, publish, reporting, require_free, sync_folder, write_file
 from sftrace_otel.errors import FormatError, PayloadError, TraceStorageError
 from sftrace_otel.formats import Json, canonical, flight
 from sftrace_otel.formats.flight import (
@@ -57,6 +57,18 @@ MAX_FINDINGS = 1000
 _SMALLEST_SPILL = 256  # a reference takes about as much
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+_forks = 0
+"""How often this process is a fork of the one that imported this module."""
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class FlightWriter:
@@ -114,7 +126,7 @@ class FlightWriter:
         self._used = set(capabilities)
         self._wall, self._mono = clock
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._forks = _forks
         self._file = -1
         require_free(self.target, overwrite=overwrite, suffix=SUFFIX)
         with reporting(self.target):
@@ -175,7 +187,8 @@ class FlightWriter:
         mono = self._mono() - self._origin if t_mono_ns is None else t_mono_ns
         wall = timestamp(self._wall()) if t_wall is None else t_wall
         with self._lock:
-            self._require_open()
+            if self._file < 0 or self._forks != _forks:
+                self._require_open()
             seq = self.count
             if parents and not (min(parents) >= 0 and max(parents) < seq):
                 raise TraceStorageError(f"parents of the event {seq} are not before it", code="invalid_parent")
@@ -188,7 +201,12 @@ class FlightWriter:
                 sealed = flight.seal_canonical(
                     stored, content, seq, self.run_id, type, self.head, wall, mono, parents, v
                 )
-            self._write(sealed.line)
+            try:
+                self.size += append_to(self._file, sealed.line)
+                if self._sync:
+                    os.fsync(self._file)
+            except OSError as error:
+                raise not_writable(error, self.target) from error
             self.head = sealed.hash
             self.count = seq + 1
             if type not in _PLAIN_TYPES or b'"$' in stored:
@@ -271,18 +289,9 @@ class FlightWriter:
     def _require_open(self) -> None:
         if self._file < 0:
             raise TraceStorageError("the writer is closed", where=str(self.target), code="closed")
-        if self._pid != os.getpid():
+        if self._forks != _forks:
             text = "the chain belongs to the process that began it; a forked one begins its own"
             raise TraceStorageError(text, where=str(self.target), code="closed")
-
-    def _write(self, line: bytes) -> None:
-        try:
-            self.size += append_to(self._file, line)
-            if self._sync:
-                os.fsync(self._file)
-        except OSError:
-            with reporting(self.target):  # costs as much as a hash: entered only where there is something to say
-                raise
 
     def _stored(self, body: Mapping[str, Any]) -> tuple[bytes, bytes, Mapping[str, Any]]:
         """The body's canonical bytes, those without its volatile members, and its stored form."""
@@ -496,7 +505,8 @@ def open_flight(path: Path | str) -> FlightBundle:
     Raises:
         TraceStorageError: There is no folder (`missing_file`).
     """
-    store = open_store(path)
+    place = Path(path).expanduser()
+    store = None if place.is_file() else open_store(place)
     if not isinstance(store, FolderStore):
         text = "is not a folder; a .flight bundle is one"
         raise TraceStorageError(text, where=str(path), code="missing_file")

@@ -215,11 +215,6 @@ def hold(file: int) -> bool:
     return True
 
 
-def append_to(file: int, line: bytes) -> int:
-    """Write one line and give its length. Raises OSError; of a line that does not fit nothing stays."""
-    return _write(file, line)
-
-
 def _close(file: int) -> None:
     if file >= 0:
         try:
@@ -228,12 +223,15 @@ def _close(file: int) -> None:
             pass
 
 
-def _write(file: int, data: bytes) -> int:
-    """Write all of `data` and give its length."""
+def append_to(file: int, data: bytes) -> int:
+    """Write all of `data` and give its length. Raises OSError; of a line that does not fit nothing stays."""
     done = os.write(file, data)
     if done != len(data):
         _write_rest(file, data, done)
     return len(data)
+
+
+_write = append_to
 
 
 def _write_rest(file: int, data: bytes, done: int) -> None:

@@ -352,5 +352,10 @@ def reporting(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise TraceStorageError(f"cannot be written: {reason}", where=str(path), code="not_writable") from error
+        raise not_writable(error, path) from error
+
+
+def not_writable(error: OSError, path: Path) -> TraceStorageError:
+    """The error that says why the system did not let `path` be written."""
+    reason = error.strerror or type(error).__name__
+    return TraceStorageError(f"cannot be written: {reason}", where=str(path), code="not_writable")

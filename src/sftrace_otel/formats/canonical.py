@@ -57,8 +57,8 @@ RFC8785_OPTIONS = _OPTIONS | orjson.OPT_STRICT_INTEGER
 _SMALL = 1 << 22
 _SAFE_INT = 2**53 - 1
 _ASCII = bytes(range(128))
-_PRIVATE = re.compile(rb"[\xee\xef]")  # U+E000 to U+FFFF
-_ASTRAL = re.compile(rb"[\xf0-\xf4]")  # beyond the BMP
+_PRIVATE = (b"\xee", b"\xef")  # U+E000 to U+FFFF
+_ASTRAL = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")  # beyond the BMP
 # Characters that are in NFC beside any other of them: they neither decompose nor compose, whatever Python's Unicode
 # (its stability policy fixes that for assigned ones). Latin, Greek, Cyrillic, punctuation, arrows, boxes, kana, Han,
 # Hangul syllables, full width, emoji.
@@ -144,7 +144,7 @@ def is_nfc(data: bytes) -> bool:
 
 def is_rfc8785(value: Json, data: bytes) -> bool:
     """Whether `data`, which orjson wrote of `value` with `RFC8785_OPTIONS`, is RFC 8785; False where it may not be."""
-    return _writes_like_ecmascript(value, _order_differs(data)) is True
+    return _writes_like_ecmascript(value, not data.isascii() and _order_differs(data)) is True
 
 
 def loads(data: bytes | bytearray | memoryview) -> Json:
@@ -238,8 +238,7 @@ def _order_differs(data: bytes) -> bool:
     """Whether keys of these bytes may sort differently by UTF-16 code unit and by code point."""
     if data.isascii():
         return False
-    rest = data.translate(None, _ASCII)
-    return _ASTRAL.search(rest) is not None and _PRIVATE.search(rest) is not None
+    return any(byte in data for byte in _PRIVATE) and any(byte in data for byte in _ASTRAL)
 
 
 def _writes_like_ecmascript(value: object, order: bool) -> bool | None:
@@ -295,6 +294,8 @@ def _spelled(value: Any, order: bool) -> Any:
                 for key in sorted(value, key=_utf16)
             )
             return orjson.Fragment(b"{" + b",".join(members) + b"}")
+        if _all_plain(map(type, value.values())):
+            return value
         return {key: _spelled(item, order) for key, item in value.items()}
     return value
 
@@ -304,8 +305,8 @@ def _ecmascript(number: float) -> bytes:
 
     `repr` gives the same shortest digits; only their layout differs.
     """
-    if number == 0:
-        return b"0"
+    if -_SAFE_INT <= number <= _SAFE_INT and number.is_integer():
+        return b"%d" % number
     text = repr(abs(number))
     digits, _, exponent = text.partition("e")
     whole, _, fraction = digits.partition(".")

@@ -238,16 +238,20 @@ def seal_canonical(
     """
     whole = _hash(_BODY + stored)  # both digests begin with the body: it is hashed once
     part = whole.copy() if content is stored else _hash(_BODY + content)
-    part.update(_content_end(type, v))
+    content_end, end = _ends(type, v)
+    part.update(content_end)
     content_hash = "sha256:" + part.hexdigest()
-    numbers = "" if not parents else _digits_of(parents[0]) if len(parents) == 1 else ",".join(map(_digits_of, parents))
     run = _text(run_id)
     wall = f'"{t_wall}"' if _is_plain(t_wall) else _text(t_wall)
     prev = f'"{prev_hash}"' if _is_plain(prev_hash) else _text(prev_hash)
+    mono = f"{t_mono_ns:d}" if -_SAFE_INT <= t_mono_ns <= _SAFE_INT else _digits_of(t_mono_ns)
+    if not 0 <= seq <= _SAFE_INT:
+        seq = _digits_of(seq)  # type: ignore[assignment]
+    # `:d` refuses what is no whole number before anything of it is in the file.
+    numbers = "" if not parents else f"{parents[0]:d}" if len(parents) == 1 else ",".join(map(_digits_of, parents))
     rest = (
         f',"body_hash":"{content_hash}","id":{run[:-1]}/{seq}","parents":[{numbers}],"prev_hash":{prev},"run_id":{run},'
-        f'"seq":{_digits_of(seq)},"t_mono_ns":{_digits_of(t_mono_ns)},"t_wall":{wall},"type":{_text(type)},'
-        f'"v":{_digits_of(v)}}}'
+        f'"seq":{seq},"t_mono_ns":{mono},"t_wall":{wall},{end}'
     ).encode()
     whole.update(rest)
     digest = "sha256:" + whole.hexdigest()
@@ -289,12 +293,14 @@ def _content(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _body_hash(content: bytes, kind: str, v: int) -> str:
-    return _sha256(_BODY + content + _content_end(kind, v))
+    return _sha256(_BODY + content + _ends(kind, v)[0])
 
 
 @lru_cache(maxsize=256)
-def _content_end(kind: str, v: int) -> bytes:
-    return f',"type":{_text(kind)},"v":{_digits_of(v)}}}'.encode()
+def _ends(kind: str, v: int) -> tuple[bytes, str]:
+    """How what `body_hash` is over ends behind the body, and how the envelope ends: with the same members."""
+    end = f'"type":{_text(kind)},"v":{_digits_of(v)}}}'
+    return b"," + end.encode(), end
 
 
 def _spliced(envelope: bytes, body_hash: str) -> Sealed:
@@ -348,7 +354,9 @@ def stored_bytes(body: dict[str, Any]) -> bytes | None:
         data = _written(body)
     except TypeError:
         return None
-    return data if b'"$' not in data and canonical.is_nfc(data) and canonical.is_rfc8785(body, data) else None
+    if b'"$' in data or not (data.isascii() or canonical.is_nfc(data)):
+        return None
+    return data if canonical.is_rfc8785(body, data) else None
 
 
 def _written(body: dict[str, Any]) -> bytes:
