@@ -29,6 +29,7 @@ from sftrace_otel.formats.sftrace import (
     MANIFEST_FILE,
     REDACTIONS_FILE,
     REQUIRED_FILES,
+    SIGNATURE_FILE,
     Checker,
     Event,
     Integrity,
@@ -423,7 +424,7 @@ def _compare(
     store: Store, record: Integrity | None, known: Mapping[str, str | None], *, read: bool = True
 ) -> IntegrityReport:
     """Compare the files with the record; digests in `known` are taken as they are, others are read if `read`."""
-    there = list(store.names())
+    there = [name for name in store.names() if name != SIGNATURE_FILE]
     if record is None:
         text = (
             f"there is no {INTEGRITY_FILE}: nothing says whether the bundle was changed (a bundle of an older writer)"
