@@ -36,6 +36,7 @@ from urllib.parse import unquote
 
 from sftrace_otel import recorder
 from sftrace_otel.bundle.read import Bundle, open_bundle, validate_bundle
+from sftrace_otel.core.draws import Draws
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import printable
@@ -56,7 +57,7 @@ from sftrace_otel.errors import (
 )
 from sftrace_otel.formats import Json, canonical
 from sftrace_otel.formats.sftrace import EventBase, Manifest, RunEnd, RunStart
-from sftrace_otel.formats.sidecars import CallRow
+from sftrace_otel.formats.sidecars import NONDETERMINISM_FILE, CallRow
 from sftrace_otel.instrumentation import asgi_client as asgi
 from sftrace_otel.instrumentation import install, replaying, tracing
 from sftrace_otel.instrumentation.rerecording import Rerecording
@@ -109,6 +110,7 @@ class _Recording:
     is_block: bool = True
     has_content: bool = True
     notes: tuple[str, ...] = ()
+    draws: Draws | None = None
 
 
 def _recording_of(source: str | Path | Trace) -> _Recording:
@@ -150,7 +152,12 @@ def _recording(
         is_block=bundle is None or (bundle.run or {}).get("kind", "record") == "record",
         has_content=bundle is None or not _without_content(bundle),
         notes=notes,
+        draws=_draws(bundle) if bundle is not None and bundle.has(NONDETERMINISM_FILE) else None,
     )
+
+
+def _draws(bundle: Bundle) -> Draws:
+    return Draws(bundle.draws(), of_block=(bundle.run or {}).get("kind") == "record")
 
 
 def _without_content(bundle: Bundle) -> bool:
@@ -337,6 +344,7 @@ class ReplaySession:
             manual=manual,
             redact=lambda value: policy.redact(value)[0],
         )
+        session.draws = recording.draws
         target = None if record is None else _free(Path(record).expanduser().absolute())
         return cls(recording, session, policy=policy, settings=settings, allow=allow, record=target, force=force)
 

@@ -44,7 +44,7 @@ _LINE_ENDINGS = (
 )
 
 if TYPE_CHECKING:
-    from sftrace_otel.formats.sidecars import CallRow, Provenance, RunInfo, WireRow
+    from sftrace_otel.formats.sidecars import CallRow, DrawRow, Provenance, RunInfo, WireRow
 
 T = TypeVar("T")
 
@@ -156,6 +156,12 @@ class Bundle:
         from sftrace_otel.formats import sidecars
 
         return self._rows(sidecars.WIRE_FILE, sidecars.parse_wire)
+
+    def draws(self) -> Iterator[DrawRow]:
+        """The rows of `nondeterminism.jsonl`, one after the other. Raises TraceStorageError."""
+        from sftrace_otel.formats import sidecars
+
+        return self._rows(sidecars.NONDETERMINISM_FILE, sidecars.parse_draws)
 
     def spans(self) -> Iterator[dict[str, Json]]:
         """The rows of `spans.jsonl`, one after the other. Raises TraceStorageError."""

@@ -94,6 +94,8 @@ class ReplayReport:
         normalised: The normalisers that were in force.
         spans: Spans that a span processor saw end; 0 without one.
         outside: Instrumentation scope → spans of calls among them that no boundary answered: those calls were made.
+        nondeterminism: Reads of the clock and random draws: how many were `recorded`, how many of these `served`, and
+            by source those `beyond` the recording, which got the real value; empty where none was recorded.
     """
 
     mode: str
@@ -119,6 +121,7 @@ class ReplayReport:
     normalised: tuple[str, ...] = ()
     spans: int = 0
     outside: Mapping[str, int] = field(default_factory=dict)
+    nondeterminism: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -157,6 +160,7 @@ class ReplayReport:
             "normalised": list(self.normalised),
             "spans": self.spans,
             "outside": dict(self.outside),
+            "nondeterminism": dict(self.nondeterminism),
         }
 
     def _diverged(self) -> Json:
@@ -211,6 +215,13 @@ class ReplayReport:
         if self.outside:
             names = ", ".join(f"{printable(name)} ({count})" for name, count in self.outside.items())
             yield f"  spans of calls that no boundary answered, so they were made: {names}; trace those as tools"
+        if self.nondeterminism:
+            served, recorded = self.nondeterminism["served"], self.nondeterminism["recorded"]
+            yield f"  clock and chance: {served} of {recorded} reads as recorded"
+        beyond = self.nondeterminism.get("beyond")
+        if isinstance(beyond, dict) and beyond:
+            names = ", ".join(f"{printable(name)} ({count})" for name, count in beyond.items())
+            yield f"  real values, since the recording has no more of them at that place: {names}"
         if self.normalised:
             yield f"  normalised before matching: {', '.join(map(printable, self.normalised))}"
 

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 from sftrace_otel.core import diagnose, match, miss
 from sftrace_otel.core.causal import CausalOrder
+from sftrace_otel.core.draws import Draws
 from sftrace_otel.core.lookup import Asked, LiveCall, Lookup
 from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import Miss
@@ -130,6 +131,8 @@ class Session:
         self._causal = CausalOrder(self._lookup.calls) if order == "causal" else None
         self._inside = _inside(self._lookup.calls)
         self._next = 0
+        self.draws: Draws | None = None
+        """Recorded reads of the clock and random draws, where the recording has some."""
         self._lock = threading.RLock()
         self._latched: ReplayError | None = None
         self._matched = dict.fromkeys(RUNGS, 0)
@@ -351,6 +354,7 @@ class Session:
                 outcome_differences=parted,
                 ignored=tuple(map(_rule_name, self._ignore)),
                 normalised=tuple(map(match.normaliser_name, self._normalize)),
+                nondeterminism={} if self.draws is None else self.draws.report(),
             )
 
     # --- finding ------------------------------------------------------------------------------------------------------
