@@ -103,6 +103,9 @@ OTEL_SFTRACE_REPLAY_ALLOW = "OTEL_SFTRACE_REPLAY_ALLOW"
 OTEL_SFTRACE_REPLAY_REPORT = "OTEL_SFTRACE_REPLAY_REPORT"
 """A file for the replay's report."""
 
+OTEL_SFTRACE_NONDETERMINISM = "OTEL_SFTRACE_NONDETERMINISM"
+"""`off` (default), or `record`: what the program reads of the clock and draws at random, for replay to give back."""
+
 OTEL_SFTRACE_PARENT = "OTEL_SFTRACE_PARENT"
 """Run id of the process that started this one; set by this package."""
 

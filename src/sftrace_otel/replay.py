@@ -40,6 +40,7 @@ from urllib.parse import unquote
 
 from sftrace_otel import recorder
 from sftrace_otel.bundle.read import Bundle, gc_paused, list_bundles, open_bundle, read_verified
+from sftrace_otel.core.draws import Draws
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import printable
@@ -62,7 +63,7 @@ from sftrace_otel.errors import (
 )
 from sftrace_otel.formats import Json, canonical
 from sftrace_otel.formats.sftrace import EVENTS_FILE, EventBase, Manifest, RunEnd, RunStart, dump_event
-from sftrace_otel.formats.sidecars import CallRow, begun
+from sftrace_otel.formats.sidecars import NONDETERMINISM_FILE, CallRow, begun
 from sftrace_otel.instrumentation import asgi_client as asgi
 from sftrace_otel.instrumentation import asking, install, replaying, tracing
 from sftrace_otel.instrumentation.rerecording import Rerecording
@@ -121,6 +122,7 @@ class _Recording:
     run_id: str = ""
     events: Sequence[EventBase] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    draws: Draws | None = None
 
 
 def _recording_of(source: str | Path | Trace) -> _Recording:
@@ -166,6 +168,7 @@ def _recording(
         notes=notes,
         run_id=manifest.run_id,
         events=events,
+        draws=_draws(bundle) if bundle is not None and bundle.has(NONDETERMINISM_FILE) else None,
     )
 
 
@@ -176,6 +179,10 @@ def _rows(bundle: Bundle, stale: frozenset[str], cut: frozenset[str]) -> Iterato
             yield row
         elif row.get("request") not in cut:
             yield cast(CallRow, begun(row, cut))
+
+
+def _draws(bundle: Bundle) -> Draws:
+    return Draws(bundle.draws(), of_block=(bundle.run or {}).get("kind") == "record")
 
 
 def _without_content(bundle: Bundle) -> bool:
@@ -394,6 +401,7 @@ class ReplaySession:
         )
         if record is None and resumes:
             record = _beside(recording)
+        session.draws = recording.draws
         target = None if record is None else _free(Path(record).expanduser().absolute())
         return cls(
             recording, session, policy=policy, settings=settings, allow=allow, record=target, force=force,

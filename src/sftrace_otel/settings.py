@@ -52,6 +52,7 @@ class Settings:
     `replay_record`: a bundle to record the replay into. `replay_force`: also in production.
     `replay_order`: `causal`, `strict` or `any`.
     `replay_allow`: `host:port` pairs that may be connected to under replay. `replay_report`: file for the report.
+    `nondeterminism`: `record` also keeps what the program reads of clock and chance, for replay to give back.
     `parent`: run id of the process that started this one. `prices`: a JSON file with prices of models.
     """
 
@@ -84,6 +85,7 @@ class Settings:
     replay_record: Path | None = None
     replay_force: bool = False
     replay_report: Path | None = None
+    nondeterminism: str = "off"
     parent: str | None = None
     prices: Path | None = None
 
@@ -236,6 +238,7 @@ _READERS: dict[str, Callable[[object], object]] = {
     "replay_record": _path,
     "replay_force": _boolean,
     "replay_report": _path,
+    "nondeterminism": _one_of("off", "record"),
     "parent": _text,
     "prices": _path,
 }

@@ -30,7 +30,13 @@ DOCUMENTS = {
     "run.json": "run",
     "provenance.json": "provenance",
 }
-ROWS = {"events.jsonl": "event", "calls.jsonl": "calls", "wire.jsonl": "wire", "spans.jsonl": "spans"}
+ROWS = {
+    "events.jsonl": "event",
+    "calls.jsonl": "calls",
+    "wire.jsonl": "wire",
+    "spans.jsonl": "spans",
+    "nondeterminism.jsonl": "nondeterminism",
+}
 
 
 def validator(name: str) -> Any:
@@ -133,6 +139,7 @@ def test_schemas_name_the_fields_of_the_models(name: str) -> None:
         ("wire", sidecars.WireRow),
         ("run", sidecars.RunInfo),
         ("provenance", sidecars.Provenance),
+        ("nondeterminism", sidecars.DrawRow),
     ],
 )
 def test_schemas_name_the_members_of_the_sidecars(name: str, row: type) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from sftrace_otel.bundle.read import Bundle
 from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.formats import sidecars
-from sftrace_otel.formats.sftrace import INTEGRITY_FILE, REQUIRED_FILES
+from sftrace_otel.formats.sftrace import INTEGRITY_FILE, REQUIRED_FILES, SIGNATURE_FILE
 
 _ROWS = {sidecars.CALLS_FILE: "calls", sidecars.WIRE_FILE: "wire"}
 _BLOB = re.compile(rb"sha256:([0-9a-f]{64})")
@@ -40,7 +40,7 @@ def carry(bundle: Bundle, *, stale: Set[str] = frozenset(), cut: Set[str] | None
         TraceStorageError: A sidecar cannot be read, or does not have its checksum.
     """
     listed = bundle.listed()
-    own = {*REQUIRED_FILES, INTEGRITY_FILE, sidecars.PROVENANCE_FILE}
+    own = {*REQUIRED_FILES, INTEGRITY_FILE, SIGNATURE_FILE, sidecars.PROVENANCE_FILE}
     names = [name for name in sorted(listed) if name not in own and not name.startswith(f"{sidecars.BLOBS_FOLDER}/")]
     digests: set[str] = set()
     for name in names:

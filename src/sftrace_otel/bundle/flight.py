@@ -45,12 +45,13 @@ from sftrace_otel.formats.flight import (
     FlightEvent,
     FlightManifest,
 )
+from sftrace_otel.formats.sftrace import SIGNATURE_FILE
 
 __all__ = ["FlightBundle", "FlightValidation", "FlightWriter", "is_flight", "open_flight", "verify_flight"]
 
 SPILL_BYTES = 16384
 """Canonical bytes of a body above which its biggest members go to blobs."""
-KNOWN_FILES = frozenset({MANIFEST_FILE, EVENTS_FILE})
+KNOWN_FILES = frozenset({MANIFEST_FILE, EVENTS_FILE, SIGNATURE_FILE})
 """What may be in a bundle besides its blobs."""
 MAX_FINDINGS = 1000
 """Findings that a verification keeps; of the others it says how many there were."""

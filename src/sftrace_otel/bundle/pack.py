@@ -35,11 +35,11 @@ from sftrace_otel.bundle.read import Bundle, open_bundle
 from sftrace_otel.bundle.store import PACK_SUFFIX
 from sftrace_otel.bundle.write import filled, new_file, require_free, write_file
 from sftrace_otel.errors import TraceStorageError
-from sftrace_otel.formats.sftrace import INTEGRITY_FILE, REQUIRED_FILES
+from sftrace_otel.formats.sftrace import INTEGRITY_FILE, REQUIRED_FILES, SIGNATURE_FILE
 from sftrace_otel.formats.sidecars import PROVENANCE_FILE, RUN_FILE
 
 _FIRST = (*REQUIRED_FILES, INTEGRITY_FILE)
-_WHOLE = {REQUIRED_FILES[0], REQUIRED_FILES[2], INTEGRITY_FILE, RUN_FILE, PROVENANCE_FILE}
+_WHOLE = {REQUIRED_FILES[0], REQUIRED_FILES[2], INTEGRITY_FILE, RUN_FILE, PROVENANCE_FILE, SIGNATURE_FILE}
 _TIME = (1980, 1, 1, 0, 0, 0)
 _WORTH = 1 << 20
 """Bytes that references must save, at least, and the factor by which."""
@@ -120,7 +120,7 @@ def unpack(path: Path | str, target: Path | None = None, *, overwrite: bool = Fa
 def _names(bundle: Bundle) -> list[str]:
     """The files of a pack, in their order: those of the format, then by name."""
     listed = [name for name in bundle.listed() if name != INTEGRITY_FILE and bundle.has(name)]
-    there = [*listed, *([INTEGRITY_FILE] if bundle.has(INTEGRITY_FILE) else [])]
+    there = [*listed, *(name for name in (INTEGRITY_FILE, SIGNATURE_FILE) if name not in listed and bundle.has(name))]
     for name in there:
         if name.startswith(".pack/") or name.endswith(".zip"):
             raise TraceStorageError("cannot be in a pack", where=bundle.store.where(name), code="bad_target")

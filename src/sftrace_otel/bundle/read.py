@@ -29,6 +29,7 @@ from sftrace_otel.formats.sftrace import (
     MANIFEST_FILE,
     REDACTIONS_FILE,
     REQUIRED_FILES,
+    SIGNATURE_FILE,
     Checker,
     Event,
     Integrity,
@@ -43,7 +44,7 @@ _LINE_ENDINGS = (
 )
 
 if TYPE_CHECKING:
-    from sftrace_otel.formats.sidecars import CallRow, Provenance, RunInfo, WireRow
+    from sftrace_otel.formats.sidecars import CallRow, DrawRow, Provenance, RunInfo, WireRow
 
 T = TypeVar("T")
 
@@ -155,6 +156,12 @@ class Bundle:
         from sftrace_otel.formats import sidecars
 
         return self._rows(sidecars.WIRE_FILE, sidecars.parse_wire)
+
+    def draws(self) -> Iterator[DrawRow]:
+        """The rows of `nondeterminism.jsonl`, one after the other. Raises TraceStorageError."""
+        from sftrace_otel.formats import sidecars
+
+        return self._rows(sidecars.NONDETERMINISM_FILE, sidecars.parse_draws)
 
     def spans(self) -> Iterator[dict[str, Json]]:
         """The rows of `spans.jsonl`, one after the other. Raises TraceStorageError."""
@@ -486,7 +493,7 @@ def _compare(
     store: Store, record: Integrity | None, known: Mapping[str, str | None], *, read: bool = True
 ) -> IntegrityReport:
     """Compare the files with the record; digests in `known` are taken as they are, others are read if `read`."""
-    there = list(store.names())
+    there = [name for name in store.names() if name != SIGNATURE_FILE]
     if record is None:
         text = (
             f"there is no {INTEGRITY_FILE}: nothing says whether the bundle was changed (a bundle of an older writer)"

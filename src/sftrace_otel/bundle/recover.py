@@ -39,7 +39,7 @@ _KINDS = frozenset({"llm", "tool", "http"})
 _POLICIES = frozenset(sftrace.ReplayPolicy)
 _STATUSES = frozenset(sftrace.EventStatus)
 _SINGLES = frozenset({"run_start", "state_change", "error", "run_end"})
-_ROWS = (sidecars.WIRE_FILE, sidecars.SPANS_FILE)
+_ROWS = (sidecars.WIRE_FILE, sidecars.SPANS_FILE, sidecars.NONDETERMINISM_FILE)
 
 
 @dataclass(frozen=True, slots=True)

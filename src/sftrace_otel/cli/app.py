@@ -37,6 +37,7 @@ VERBS = {
     "pack": "put a bundle into one file, which every verb reads in place",
     "unpack": "put a packed bundle back into a folder",
     "export": "put a program beside a bundle that verifies it without this package",
+    "sign": "sign a bundle, or check its signature",
     "recover": "make bundles of what killed processes left",
     "schema": "print the JSON Schema of a file of the format",
     "doctor": "say what is installed, what would be recorded and where, and what cannot be",

@@ -32,15 +32,26 @@ _SHOWN = 5
 def run(arguments: argparse.Namespace, path: Path) -> int:
     """Verify the bundle at `path` and print."""
     from sftrace_otel.bundle.flight import verify_flight
+    from sftrace_otel.cli.sign import checked, outcome, told
+    from sftrace_otel.cli.validate import FAILED, signature_lines, with_signature
 
     result = verify_flight(path, strict=arguments.strict)
+    signed, required = checked(arguments, path), arguments.require_signature
+    code = outcome(signed, required=required, exit_code=result.exit_code)
     if arguments.json:
-        say_json(_document(path, result))
-        return result.exit_code
-    say(*_report(path, result))
+        say_json(with_signature(_document(path, result), signed, code))
+        return code
+    *lines, verdict = _report(path, result)
+    say(
+        *lines[:-1],
+        *([told(signed, required=required)] if signed else []),
+        "",
+        verdict if code == result.exit_code else FAILED,
+    )
     note(*(f"sftrace {arguments.verb}: {line}" for line in _findings(result.findings)))
+    note(*(f"sftrace {arguments.verb}: {clean(line)}" for line in signature_lines(signed)))
     note(*(f"sftrace {arguments.verb}: warning: {clean(warning)}" for warning in result.warnings))
-    return result.exit_code
+    return code
 
 
 def _report(path: Path, result: FlightValidation) -> list[str]:

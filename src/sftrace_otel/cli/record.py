@@ -29,6 +29,7 @@ _VALUES = {
     "fsync": ("WHEN", "never, close or event"),
     "max-payload-bytes": ("N", "longer payloads are cut, and marked"),
     "redaction": ("FILE", "TOML file with redaction rules of your own"),
+    "nondeterminism": ("HOW", "record: also the clock and random values that the program reads; or off"),
     "tools": ("LIST", "functions to trace: module:callable,… (wildcards allowed)"),
 }
 

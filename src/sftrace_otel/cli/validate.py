@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 
 from sftrace_otel.cli.places import add_json, add_path, locate
+from sftrace_otel.cli.sign import add_signature, checked, outcome, told
 from sftrace_otel.cli.text import clean, note, say, say_json
 
 TYPE_CHECKING = False
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sftrace_otel.bundle.read import Validation
+    from sftrace_otel.bundle.signing import SignatureReport
     from sftrace_otel.formats.sftrace import Issue
 
-USAGE = "PATH [--strict | --partial] [--verify-integrity] [--json]"
+USAGE = "PATH [--strict | --partial] [--verify-integrity] [--signature-key FILE [--require-signature]] [--json]"
 EXITS = "Exit code: 0 valid, 1 invalid, 2 unreadable, 3 nothing to verify against (no checksums or no payload hashes)."
 NO_SIGNATURE = "Checksums detect changes by accident and by those who cannot rewrite them; they are no signature."
 
@@ -42,6 +44,7 @@ _CHECKS: tuple[tuple[str, frozenset[str], str | None, frozenset[str]], ...] = (
 )
 _HASHES = ("Payload hashes match", frozenset({"payload_hash_mismatch"}), None, frozenset({_EVENTS}))
 _SHOWN = 5
+FAILED = "Validation failed."
 _UNREADABLE = frozenset(
     {
         "missing_file",
@@ -71,6 +74,7 @@ def configure(parser: argparse.ArgumentParser, *, verifying: bool = False) -> No
         parser.add_argument(
             "--verify-integrity", action="store_true", help="also compare the files with integrity.json"
         )
+    add_signature(parser)
     add_json(parser)
 
 
@@ -86,13 +90,36 @@ def run(arguments: argparse.Namespace) -> int:
     result = validate_bundle(path, strict=not arguments.partial, verify_integrity=arguments.verify_integrity)
     if arguments.strict:
         result = _without_foreign_files(result)
+    signed, required = checked(arguments, path), arguments.require_signature
+    code = outcome(signed, required=required, exit_code=result.exit_code)
     if arguments.json:
-        say_json(_document(path, result))
-        return result.exit_code
-    say(*_report(path, result, verify=arguments.verify_integrity))
+        say_json(with_signature(_document(path, result), signed, code))
+        return code
+    *lines, verdict = _report(path, result, verify=arguments.verify_integrity)
+    say(
+        *lines[:-1],
+        *([told(signed, required=required)] if signed else []),
+        "",
+        verdict if code == result.exit_code else FAILED,
+    )
     note(*(f"sftrace {arguments.verb}: {line}" for line in _findings(result.issues)))
+    note(*(f"sftrace {arguments.verb}: {clean(line)}" for line in signature_lines(signed)))
     note(*(f"sftrace {arguments.verb}: warning: {clean(warning)}" for warning in result.warnings))
-    return result.exit_code
+    return code
+
+
+def with_signature(document: dict[str, object], signed: SignatureReport | None, code: int) -> dict[str, object]:
+    """The document of a validation with what its signature says, where that was asked for."""
+    if signed is None:
+        return document
+    from sftrace_otel.bundle.signing import document as said
+
+    return {**document, "valid": code in (0, 3), "exit_code": code, "signature": said(signed)}
+
+
+def signature_lines(signed: SignatureReport | None) -> list[str]:
+    """What a signature does not say, one line each."""
+    return [] if signed is None else [f"{where}: {what}" for what, where in signed.findings]
 
 
 def _without_foreign_files(result: Validation) -> Validation:
@@ -156,7 +183,7 @@ def _verdict(result: Validation) -> str:
     return {
         0: "Validation passed.",
         3: "Validation passed, but not everything could be verified.",
-    }.get(result.exit_code, "Validation failed.")
+    }.get(result.exit_code, FAILED)
 
 
 def _findings(issues: Sequence[Issue]) -> Iterator[str]:

@@ -104,6 +104,8 @@ class ReplayReport:
         blocked: Such a call that was not made, and so ended the replay.
         carried: Placeholders of redacted values that went out in live calls.
         redacted: Placeholders in what the recording had to serve.
+        nondeterminism: Reads of the clock and random draws: how many were `recorded`, how many of these `served`, and
+            by source those `beyond` the recording, which got the real value; empty where none was recorded.
     """
 
     mode: str
@@ -135,6 +137,7 @@ class ReplayReport:
     blocked: str | None = None
     carried: int = 0
     redacted: int = 0
+    nondeterminism: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -181,6 +184,7 @@ class ReplayReport:
             "normalised": list(self.normalised),
             "spans": self.spans,
             "outside": dict(self.outside),
+            "nondeterminism": dict(self.nondeterminism),
             **(self._resumed() if self.mode == "resume" else {}),
         }
 
@@ -258,6 +262,13 @@ class ReplayReport:
         if self.outside:
             names = ", ".join(f"{printable(name)} ({count})" for name, count in self.outside.items())
             yield f"  spans of calls that no boundary answered, so they were made: {names}; trace those as tools"
+        if self.nondeterminism:
+            served, recorded = self.nondeterminism["served"], self.nondeterminism["recorded"]
+            yield f"  clock and chance: {served} of {recorded} reads as recorded"
+        beyond = self.nondeterminism.get("beyond")
+        if isinstance(beyond, dict) and beyond:
+            names = ", ".join(f"{printable(name)} ({count})" for name, count in beyond.items())
+            yield f"  real values, since the recording has no more of them at that place: {names}"
         if self.normalised:
             yield f"  normalised before matching: {', '.join(map(printable, self.normalised))}"
 

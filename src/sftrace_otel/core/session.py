@@ -38,6 +38,7 @@ from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 from sftrace_otel.core import diagnose, match, miss
 from sftrace_otel.core.causal import CausalOrder
+from sftrace_otel.core.draws import Draws
 from sftrace_otel.core.lookup import Asked, LiveCall, Lookup
 from sftrace_otel.core.match import Normaliser, Rule
 from sftrace_otel.core.miss import Miss
@@ -158,6 +159,8 @@ class Session:
         self._inside = _inside(self._lookup.calls)
         self._swift = mode == "frozen" and order != "strict"
         self._next = 0
+        self.draws: Draws | None = None
+        """Recorded reads of the clock and random draws, where the recording has some."""
         self._lock = threading.RLock()
         self._latched: ReplayError | None = None
         self._matched = dict.fromkeys(RUNGS, 0)
@@ -535,6 +538,7 @@ class Session:
                 reused_tokens=sum(_tokens(call) for _, call in self._answered_past["reused"]),
                 blocked=self._blocked,
                 carried=self._carried,
+                nondeterminism={} if self.draws is None else self.draws.report(),
             )
 
     def _ended(self, stopped: ReplayError | None) -> bool:

@@ -28,6 +28,7 @@ NAMES = (
     "spans",
     "run",
     "provenance",
+    "nondeterminism",
     "flight-event",
     "flight-manifest",
 )

@@ -34,6 +34,8 @@ MANIFEST_FILE = "manifest.json"
 EVENTS_FILE = "events.jsonl"
 REDACTIONS_FILE = "redactions.json"
 INTEGRITY_FILE = "integrity.json"
+SIGNATURE_FILE = "signature.dsse.json"
+"""A signature over the integrity record (`formats.signature`); no record lists it. The same name in `.flight`."""
 REQUIRED_FILES = (MANIFEST_FILE, EVENTS_FILE, REDACTIONS_FILE)
 """The files without which a folder is no bundle; `integrity.json` is absent from the oldest ones."""
 

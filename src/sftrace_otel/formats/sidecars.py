@@ -22,7 +22,8 @@ WIRE_FILE = "wire.jsonl"
 SPANS_FILE = "spans.jsonl"
 RUN_FILE = "run.json"
 PROVENANCE_FILE = "provenance.json"
-FILES = (CALLS_FILE, WIRE_FILE, SPANS_FILE, RUN_FILE, PROVENANCE_FILE)
+NONDETERMINISM_FILE = "nondeterminism.jsonl"
+FILES = (CALLS_FILE, WIRE_FILE, SPANS_FILE, RUN_FILE, PROVENANCE_FILE, NONDETERMINISM_FILE)
 BLOBS_FOLDER = "blobs"
 CODE = "invalid_sidecar"
 """Reason code of everything that is wrong with a sidecar; a bundle loads without it."""
@@ -151,6 +152,24 @@ class RunInfo(TypedDict, total=False):
     programs: list[dict[str, Any]]
 
 
+class DrawRow(TypedDict, total=False):
+    """One row of `nondeterminism.jsonl`: the program read the clock or drew a random value, in the order of the rows.
+
+    `source` is the function; `lineage` the path of the place, None where it is not known; `index` counts the reads of
+    one source at one place. `value`: a number where the function gives a float; else text: whole numbers in decimal,
+    UUIDs, and times in RFC 3339 without a zone as local time, ";fold=1" added the second time that they come. `bits`:
+    the argument of `getrandbits`. `start_ns`: ns since the run began.
+    """
+
+    kind: Literal["clock", "rng"]
+    source: str
+    lineage: str | None
+    index: int
+    value: float | int | str
+    bits: int
+    start_ns: int
+
+
 class Parent(TypedDict, total=False):
     """A bundle that another one was made of."""
 
@@ -197,7 +216,7 @@ class Provenance(TypedDict, total=False):
     resumed: Resumed
 
 
-_Row = TypeVar("_Row", CallRow, WireRow, RunInfo, Provenance)
+_Row = TypeVar("_Row", CallRow, WireRow, DrawRow, RunInfo, Provenance)
 
 
 def header(sidecar: str) -> bytes:
@@ -218,6 +237,14 @@ def parse_wire(lines: Iterable[bytes]) -> Iterator[WireRow]:
 def parse_spans(lines: Iterable[bytes]) -> Iterator[dict[str, Json]]:
     """The rows of `spans.jsonl`. Raises TraceStorageError with the line as its place."""
     return (row for _, _, row in _rows(lines, "spans"))
+
+
+def parse_draws(lines: Iterable[bytes]) -> Iterator[DrawRow]:
+    """The rows of `nondeterminism.jsonl`. Raises TraceStorageError with the line as its place."""
+    for number, _, row in _rows(lines, "nondeterminism"):
+        if not {"source", "index", "value"} <= row.keys():
+            raise TraceStorageError("a row lacks source, index or value", where=f":{number}", code=CODE)
+        yield _checked(row, DrawRow, number)
 
 
 def parse_run(data: bytes) -> RunInfo:

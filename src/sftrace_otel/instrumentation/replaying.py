@@ -170,6 +170,8 @@ def _mark_around(decision: Decision) -> None:
 
 
 _active: Active | None = None
+watchers: list[Callable[[], None]] = []
+"""Told when a replay begins; they raise nothing."""
 _lock = threading.Lock()
 
 
@@ -202,6 +204,8 @@ def activate(
     recorder.restart_lineage()
     if guard_process:
         guard.stop_connections(session, allow, applies)
+    for watcher in list(watchers):
+        watcher()
     return _active
 
 

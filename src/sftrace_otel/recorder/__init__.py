@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from sftrace_otel.settings import Settings
 __all__ = [
     "PARENT", "UNPLACED", "Answered", "Call", "Job", "Recorder", "Run", "Scope", "acquire", "active", "aside",
     "close_all", "current_scope", "enter", "entered", "fault", "how_ended", "inner", "leave",
-    "load_policy", "release", "restart_lineage", "spawn", "spawn_job", "use",
+    "load_policy", "release", "restart_lineage", "spawn", "spawn_job", "use", "watchers",
 ]  # fmt: skip
 
 _log = logging.getLogger("sftrace_otel")
@@ -45,6 +46,8 @@ _recorders: dict[Path, Recorder] = {}
 _active: Recorder | None = None
 _registry = threading.Lock()
 _said: set[str] = set()
+watchers: list[Callable[[], None]] = []
+"""Told when another recorder is the active one; they raise nothing."""
 
 
 def active() -> Recorder | None:
@@ -84,7 +87,13 @@ def acquire(settings: Settings, policy: RedactionPolicy | None = None) -> Record
                 _close_with_worker()
             _recorders[key] = recorder
         _active = recorder
-        return recorder
+    _tell_watchers()
+    return recorder
+
+
+def _tell_watchers() -> None:
+    for watcher in list(watchers):
+        watcher()
 
 
 def use(recorder: Recorder | None) -> Recorder | None:
@@ -92,7 +101,8 @@ def use(recorder: Recorder | None) -> Recorder | None:
     global _active
     with _registry:
         before, _active = _active, recorder
-        return before
+    _tell_watchers()
+    return before
 
 
 def release() -> None:

@@ -99,6 +99,14 @@ class Scope(msgspec.Struct, eq=False, gc=False):
         slot = self.slot()
         return None if slot is None else f"{self.path}{slot}"
 
+    def where(self) -> str | None:
+        """The path, of something that takes no slot; None where `place` gives None."""
+        count = self.count
+        if self.slot() is None:
+            return None
+        self.count = count
+        return self.path
+
 
 _running_loop: Callable[[], Any] | None = None
 _task_of: Callable[[Any], object] = lambda loop: None  # noqa: E731

@@ -101,6 +101,10 @@ def _pairs(prepared: Prepared) -> list[tuple[str, str]]:
     return [(f.pointer, f.reason) for f in prepared.findings] if prepared.findings else []
 
 
+MAX_WAITING_DRAWS = 10_000
+"""Draws that wait for the first call of their run; a run that makes none is not on disk."""
+
+
 class Recorder:
     """Records the runs of this process into one folder.
 
@@ -143,6 +147,8 @@ class Recorder:
         self._closing = False
         self.max_run_bytes = settings.max_run_mb << 20
         self.has_content = settings.capture == "full"
+        self.draws = settings.nondeterminism == "record" and self.has_content
+        """Whether reads of the clock and random draws of the program are recorded."""
         self._prices = _prices_of(settings)
         self.folder = absolute(settings.dir)
         self._budget = Budget(self.folder, settings.max_disk_mb << 20)
@@ -974,6 +980,33 @@ class Recorder:
         deadline = self.ticks() + WAIT_NS
         while run.open_calls > sum(answer.reader == me for answer in tuple(run.reading)) and self.ticks() < deadline:
             time.sleep(0.01)
+
+    def draw(
+        self, scope: Scope, span_id: int, source: str, lineage: str | None, value: object, bits: int | None = None
+    ) -> None:
+        """The program read the clock, or drew; never opens a run for it. Raises OSError."""
+        run = self.run_for(scope, span_id)
+        with run.lock:
+            key = (source, lineage)
+            index = run.drawn[key] = run.drawn.get(key, -1) + 1
+            row: dict[str, object] = {
+                "kind": "rng" if source.startswith(("random.", "uuid.")) else "clock",
+                "source": source,
+                "lineage": lineage,
+                "index": index,
+                "value": value,
+                "start_ns": run.now(),
+            }
+            if bits is not None:
+                row["bits"] = bits
+            if run.closed:
+                run.lost("draws that came after their run was over")
+            elif run.journal is not None:
+                run.journal.row("nondeterminism", row)
+            elif len(run.draws) < MAX_WAITING_DRAWS:
+                run.draws.append(row)
+            else:
+                run.lost("draws before the first call")
 
     def span_row(self, run: Run, row: Mapping[str, object]) -> None:
         """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it. One that comes when its

@@ -121,6 +121,10 @@ class Run:
         self.spans: set[int] = set()
         self.reading: set[Reading] = set()
         """Answers that are still being read; what was read of them until the run ends is recorded then."""
+        self.draws: list[dict[str, object]] = []
+        """Reads of the clock and random draws that wait for the journal."""
+        self.drawn: dict[tuple[str, str | None], int] = {}
+        """The index of the last one, by source and place."""
         self._target = target
         self._name: str | None = None
         self._seen = bytearray()
@@ -199,12 +203,15 @@ class Run:
             journal = self._new_journal()
             journal.introduce(head)
             journal.record(start)
+            for row in self.draws:
+                journal.row("nondeterminism", row)
         except Exception as error:
             self.broken = True
             if journal is not None:
                 journal.discard()
             self.recorder.no_room(self._place(), error)
             raise NoLongerRecords from error
+        self.draws.clear()
         self.journal = journal
         self.recorder.later(partial(self.recorder.announce, self))
         if journal.earlier is not None:
