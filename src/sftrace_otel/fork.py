@@ -11,6 +11,7 @@ meanwhile.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -138,7 +139,7 @@ def fork_trace(
         trace: A trace, or the path of its bundle.
         fork_point: The last event to keep.
         overrides: Outputs to replace.
-        output_path: Where to save the fork; it is not saved if left out.
+        output_path: Where to save the fork, `NAME.sftrace` or `NAME.flight`; it is not saved if left out.
         overwrite: Replace a bundle that is there.
         policy: Redacts the new outputs; the default policy if left out.
         prices: What tokens cost, for answers that are given others; without it these have no cost.
@@ -147,6 +148,8 @@ def fork_trace(
         ForkError: The fork point or an override does not fit the trace.
         TraceStorageError: The bundle cannot be read or does not have its checksums, or the fork cannot be saved.
     """
+    if output_path is not None and Path(output_path).suffix == ".flight":
+        return _fork_chain(trace, fork_point, overrides, Path(output_path), overwrite, policy, prices)
     if not isinstance(trace, Trace) and output_path is not None:
         return _fork_stream(trace, fork_point, overrides or (), Path(output_path), overwrite, policy, prices)
     if output_path is not None:
@@ -171,6 +174,28 @@ def _result(info: ForkInfo, saved: str | None, before: int, after: int, trace: T
         overrides_applied=info.overrides_applied,
         _trace=trace,
     )
+
+
+def _fork_chain(
+    trace: Trace | Path | str,
+    point: ForkPoint,
+    overrides: Sequence[OverrideSpec] | None,
+    output: Path,
+    overwrite: bool,
+    policy: RedactionPolicy | None,
+    prices: Prices | None,
+) -> ForkResult:
+    """Fork into a `.flight`: into a folder beside it first, then over into the other format."""
+    from sftrace_otel.bundle.convert import to_flight
+
+    target = output.expanduser()
+    write.require_free(target, overwrite=overwrite, suffix=".flight")
+    with tempfile.TemporaryDirectory(prefix=".sftrace-fork-", dir=target.parent) as folder:
+        made = Path(folder) / f"{target.stem}.sftrace"
+        result = fork_trace(trace, point, overrides=overrides, output_path=made, policy=policy, prices=prices)
+        result.trace  # noqa: B018 (read while the folder is there)
+        saved = to_flight(made, target, overwrite=overwrite)
+    return replace(result, forked_trace_path=str(saved.path))
 
 
 def _fork_stream(

@@ -270,3 +270,51 @@ def test_make_demo(root: Path, place: Place) -> None:
         "python -m sftrace_otel fork B --at-step 8 -o B --overwrite",
         "python -m sftrace_otel validate --verify-integrity B",
     ]
+
+
+def test_a_chain_alone_replays_with_the_server_stopped(tmp_path: Path) -> None:
+    """Recorded as `.flight` only; the client gets the same bytes of each body, piece by piece where it streams."""
+    with quickstart_server() as addresses:
+        place = Place(folder=tmp_path, variables=addresses)
+        place.copy_agent(
+            "quickstart", [("policy = httpx.get(", "watch()\n    policy = httpx.get("), ("def main()", WATCH)]
+        )
+        first = place.instrumented("python", "agent.py", OTEL_SFTRACE_FORMATS="flight", SEEN="first.txt")
+        assert first.returncode == 0, first.stderr
+    assert not list(tmp_path.glob("sftraces/*.sftrace"))
+    (chain,) = tmp_path.glob("sftraces/*.flight")
+    assert place.sftrace("verify", str(chain)).returncode == 0
+    again = place.sftrace("replay", str(chain), "--", "python", "agent.py", SEEN="again.txt")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == first.stdout
+    seen, replayed = (sorted((tmp_path / name).read_bytes().splitlines()) for name in ("first.txt", "again.txt"))
+    assert len(seen) > 7 and replayed == seen, "two of the calls are in flight at once, so in any order"
+
+
+WATCH = '''def watch() -> None:
+    """Write down each body, and each piece of a streamed one, that the HTTP client hands on."""
+    import httpx2
+
+    for module in (httpx, httpx2):
+        decoded = module.Response.iter_bytes
+        late = module.Response.aiter_bytes
+
+        def pieces(self, *args, decoded=decoded, **more):
+            for data in decoded(self, *args, **more):
+                note(data)
+                yield data
+
+        async def late_pieces(self, *args, late=late, **more):
+            async for data in late(self, *args, **more):
+                note(data)
+                yield data
+
+        module.Response.iter_bytes, module.Response.aiter_bytes = pieces, late_pieces
+
+
+def note(data):
+    with open(os.environ["SEEN"], "a") as file:
+        file.write(repr(data) + "\\n")
+
+
+def main()'''

@@ -25,6 +25,7 @@ from sftrace_otel.bundle.convert import to_flight, to_sftrace
 from sftrace_otel.bundle.read import list_bundles, open_bundle, resolve, validate_bundle
 from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.flight import FlightWriter, open_flight, verify_flight
+from sftrace_otel.fork import ForkPoint, fork_trace
 from sftrace_otel.replay import ReplaySession
 from sftrace_otel.trace import Trace
 
@@ -364,3 +365,8 @@ def test_every_verb_reads_a_chain(tmp_path: Path, server: str, cli: Callable[...
     assert cli("convert", str(path), str(tmp_path / "z.flight")).code == 2
     assert cli("fork", str(path), "--at-step", "2").code == 0
     assert validate_bundle(tmp_path / "run-forked.sftrace", verify_integrity=True).valid
+    assert cli("fork", str(path), "--at-step", "2", "-o", str(tmp_path / "f.flight")).code == 0
+    assert verify_flight(tmp_path / "f.flight").valid
+    forked = fork_trace(path, ForkPoint(step=2), output_path=tmp_path / "g.flight")
+    assert [event.step for event in forked.trace.events] == [0, 1, 2]
+    assert Trace.load(tmp_path / "g.flight").provenance["parents"][0]["run_id"] == open_flight(path).manifest.run_id

@@ -32,7 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--at-step", type=int, metavar="N", help="last step of the fork (0 is the first)")
     where.add_argument("--at-event", metavar="ID", help="id of the last event of the fork")
-    parser.add_argument("-o", "--output", metavar="OUT", help="new bundle (default: {stem}-forked.sftrace beside PATH)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="new bundle, .sftrace or .flight (default: {stem}-forked.sftrace)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is a bundle")
     parser.add_argument(
         "--override",
