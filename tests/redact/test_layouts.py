@@ -16,6 +16,7 @@ HIDDEN = [
     ('"password": |\n  hunter2', '"password": |\n  [REDACTED]'),
     ("- password: |+ # old\n    hunter2\n  user: bob", "- password: |+ # old\n    [REDACTED]\n  user: bob"),
     ("password: !!binary |\r\n  aHVudGVy\r\nuser: bob", "password: !!binary |\r\n  [REDACTED]\r\nuser: bob"),
+    ("password: |\n  ----\n  hunter2\nuser: bob", "password: |\n  [REDACTED]\nuser: bob"),
     ("auth: |\n  q7Xw19ab\nuser: bob", "auth: |\n  [REDACTED]\nuser: bob"),
     ("<input name=password value=hunter2>", "<input name=password value=[REDACTED]>"),
     ("<input value='hunter2' type=\"password\"/>", "<input value='[REDACTED]' type=\"password\"/>"),

@@ -38,6 +38,8 @@ _DIGIT = re.compile(r"\d")
 _SCHEME = re.compile(r"(?:bearer|basic|digest|token|negotiate|apikey|key|bot)(?:\s{1,8}|%20|\+)(?=\S)", re.IGNORECASE)
 _BLOCK_STARTS = ("|", ">", "!", "&")
 _BLOCK = re.compile(r"(?:[!&][^\s,]{0,64}[ \t]{1,8}){0,2}[|>][-+1-9]{0,2}[ \t]{0,64}(?:#[^\r\n]{0,200})?\r?\n")
+_DEEPEST, _LONGEST_TEXT = 512, 4096
+"""Characters: an indentation up to which YAML is read, and how much of a block that may be no secret."""
 _INDENTED = re.compile(r"([ \t]*)([^\r\n]*)(?:\r?\n|\Z)")
 _PAIRS = re.compile(r"""[^"'`\r\n\\=]{0,128}+=[^"'`\r\n\\]*+""")
 
@@ -147,20 +149,27 @@ def _value(text: str, begin: int, at: int, name: str, kind: Sensitivity, colon: 
 def _indented(text: str, begin: int, at: int, kind: Sensitivity) -> Span | None:
     """The lines of a YAML block scalar (YAML 1.2, section 8.1) that begins at `at`: those indented deeper than the name
     at `begin` is."""
-    before = text[max(0, begin - _NAME_REACH) : begin].rpartition("\n")[2]
-    if before.strip(" \t-?\"'"):
+    before = text[max(0, begin - _DEEPEST) : begin].rpartition("\n")[2]
+    if before.strip(" \t-?\"'") or len(before) == _DEEPEST:
         return None
     least = len(before.rstrip("\"'"))
     start = end = -1
-    while at < len(text):
+    last = at + _LONGEST_TEXT if kind is Sensitivity.TEXT else len(text)  # what is read in vain is read again
+    while at < min(last, len(text)):
         line = _INDENTED.match(text, at)
         if line is None or (line[2] and len(line[1]) <= least):
             break
+        if start < 0 and line[2].startswith(("${", "{{", "<")):
+            return None
         if line[2]:
             start, end = (line.start(2) if start < 0 else start), line.end(2)
         at = line.end()
     value = text[start:end] if start >= 0 else ""
-    if not value or _is_hidden(value) or (kind is Sensitivity.TEXT and not any(map(_is_opaque, value.split()))):
+    if (
+        value == "[REDACTED]"
+        or not _LETTER.search(value)
+        or (kind is Sensitivity.TEXT and not any(map(_is_opaque, value.split())))
+    ):
         return None
     return start, end
 
