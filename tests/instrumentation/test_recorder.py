@@ -43,6 +43,7 @@ from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.recorder import Recorder, Scope, current_scope, entered, spawn
 from sftrace_otel.settings import Settings
+from sftrace_otel.trace import Trace
 
 Run = Callable[..., Any]
 
@@ -628,3 +629,72 @@ def test_a_recorded_block_by_itself_puts_every_boundary_on(tmp_path: Path) -> No
     with record("agent", output=tmp_path / "run.sftrace"):
         left = [boundary.__name__ for boundary in instrumentation.boundaries() if not boundary.patched()]
         assert [name.rpartition(".")[2] for name in left] == ["openai_agents", "langchain", "pydantic_ai"]  # not there
+
+
+# --- the end of an async block ----------------------------------------------------------------------------------------
+
+
+def test_an_async_block_waits_for_calls_of_other_tasks(tmp_path: Path) -> None:
+    """The call goes on only after the block began to end, so it can be whole only if the end let the loop run."""
+
+    async def main() -> Path | None:
+        begun, ending = asyncio.Event(), asyncio.Event()
+
+        @trace_tool
+        async def slow() -> str:
+            begun.set()
+            await ending.wait()
+            return "whole"
+
+        async with record("agent", output=tmp_path / "a.sftrace") as session:
+            task = asyncio.create_task(slow())
+            await begun.wait()
+            asyncio.get_running_loop().call_soon(ending.set)
+        assert await task == "whole"
+        return session.path
+
+    path = asyncio.run(main())
+    assert path is not None
+    assert validate_bundle(path, verify_integrity=True).issues == ()
+    assert [event.output for event in Trace.load(path).events if event.type == "tool_result"] == ["whole"]
+
+
+def test_a_cancelled_end_of_an_async_block_still_writes_the_bundle(tmp_path: Path) -> None:
+    async def main() -> None:
+        begun, never = asyncio.Event(), asyncio.Event()
+
+        @trace_tool
+        async def stuck() -> None:
+            begun.set()
+            await never.wait()
+
+        async def block() -> None:
+            async with record("agent", output=tmp_path / "a.sftrace"):
+                other.append(asyncio.create_task(stuck()))
+                await begun.wait()
+                asyncio.get_running_loop().call_soon(task.cancel)
+
+        other: list[asyncio.Task[None]] = []
+        task = asyncio.create_task(block())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        other[0].cancel()
+
+    asyncio.run(main())
+    assert validate_bundle(tmp_path / "a.sftrace", strict=False, verify_integrity=True).issues == ()
+
+
+def test_a_fault_in_waiting_at_the_end_of_an_async_block_stays_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*args: object) -> bool:
+        raise RuntimeError
+
+    monkeypatch.setattr(Recorder, "has_others_at_work", fault)
+
+    async def main() -> None:
+        async with record("agent", output=tmp_path / "a.sftrace"):
+            pass
+
+    asyncio.run(main())
+    assert validate_bundle(tmp_path / "a.sftrace", verify_integrity=True).issues == ()

@@ -25,6 +25,10 @@ UNITS = {
     "open-quotes": "password='", "escaped-quotes": 'password=\\"', "objects": '{"token": "a", ', "brackets": "[",
     "braces": "{", "lines": "secret:\n", "aws": "ASIA", "bot": "bot1234567890:", "semicolons": ";token=1",
     "secrets": "sk-abcdefgh1234 ", "marks": "[REDACTED]", "data": "data: {}\n", "known": "&zz-",
+    "blocks": "password: |\n  a\n", "texts": " " * 100 + "auth: |\n",
+    "indents": "password: |\n" + " " * 40, "fields": "<input name=password value='x",
+    "tags": "<input ", "attributes": " password=a", "tables": "a,password\nb,c\n", "heads": "a,password\n",
+    "cells": "password,", "open-cells": 'a,password\nb,"', "rules": "|password|b|\n|--|--|\n", "fences": "```\na,key\n",
 }  # fmt: skip
 
 

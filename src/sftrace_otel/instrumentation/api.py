@@ -11,6 +11,7 @@ Source: `design.md`, "Names that users type" and "Runs".
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -25,7 +26,7 @@ from sftrace_otel.core.prepare import Prepared
 from sftrace_otel.core.session import Decision
 from sftrace_otel.errors import SettingsError, TraceStorageError
 from sftrace_otel.instrumentation import boundaries, replaying, tracing
-from sftrace_otel.instrumentation.failopen import fails_open
+from sftrace_otel.instrumentation.failopen import afails_open, fails_open
 from sftrace_otel.instrumentation.opencall import OpenCall, Replayed
 from sftrace_otel.instrumentation.outcomes import give_back
 from sftrace_otel.instrumentation.running import Running
@@ -40,6 +41,8 @@ __all__ = [
 
 _log = logging.getLogger("sftrace_otel")
 _SCOPE = "sftrace_otel.llm"
+_LONGEST_WAIT, _GLANCE = 1.0, 0.01
+"""Seconds that an `async with record()` waits for open calls at its end, and between two looks at them."""
 T = TypeVar("T")
 
 
@@ -162,7 +165,12 @@ class RecordingSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return self.__exit__(kind, error, trace)
+        try:
+            if self._run is not None and not self._joined:
+                await _calls_over(self._run)
+        finally:
+            self.__exit__(kind, error, trace)
+        return False
 
     @fails_open("recording an input", None)
     def set_input(self, value: Any) -> None:
@@ -190,6 +198,15 @@ class RecordingSession:
         """A change of the agent's own state, as a `state_change` event."""
         if self._run is not None:
             _state_change(self._run, key, before, after, self._serializer)
+
+
+@afails_open("closing a run", None)
+async def _calls_over(run: Run) -> None:
+    """What `Recorder.wait_for` does, without blocking the event loop; a cancellation ends it."""
+    recorder, waited = run.recorder, 0.0
+    while waited < _LONGEST_WAIT and asyncio._get_running_loop() is not None and recorder.has_others_at_work(run):
+        await asyncio.sleep(_GLANCE)
+        waited += _GLANCE
 
 
 def _own_scope(run: Run | None = None) -> Scope:

@@ -976,9 +976,8 @@ class Recorder:
         """
         if run.open_calls <= 0 or current_task() is not None:
             return
-        me = threading.get_ident()
         deadline = self.ticks() + WAIT_NS
-        while run.open_calls > sum(answer.reader == me for answer in tuple(run.reading)) and self.ticks() < deadline:
+        while self.has_others_at_work(run) and self.ticks() < deadline:
             time.sleep(0.01)
 
     def draw(
@@ -1007,6 +1006,11 @@ class Recorder:
                 run.draws.append(row)
             else:
                 run.lost("draws before the first call")
+
+    def has_others_at_work(self, run: Run) -> bool:
+        """Whether a call of `run` is open that is not an answer which this very thread was reading. Never raises."""
+        me = threading.get_ident()
+        return run.open_calls > sum(answer.reader == me for answer in tuple(run.reading))
 
     def span_row(self, run: Run, row: Mapping[str, object]) -> None:
         """Keep a span that has no event of its own in `spans.jsonl`; never opens a run for it. One that comes when its

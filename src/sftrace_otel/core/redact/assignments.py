@@ -36,6 +36,11 @@ _BARE_REST = re.compile(r"""[^\s"'`,;&|<>(){}\[\]\\]*+""")
 _LETTER = re.compile(r"[^\W_]")
 _DIGIT = re.compile(r"\d")
 _SCHEME = re.compile(r"(?:bearer|basic|digest|token|negotiate|apikey|key|bot)(?:\s{1,8}|%20|\+)(?=\S)", re.IGNORECASE)
+_BLOCK_STARTS = ("|", ">", "!", "&")
+_BLOCK = re.compile(r"(?:[!&][^\s,]{0,64}[ \t]{1,8}){0,2}[|>][-+1-9]{0,2}[ \t]{0,64}(?:#[^\r\n]{0,200})?\r?\n")
+_DEEPEST, _LONGEST_TEXT = 512, 4096
+"""Characters: an indentation up to which YAML is read, and how much of a block that may be no secret."""
+_INDENTED = re.compile(r"([ \t]*)([^\r\n]*)(?:\r?\n|\Z)")
 _PAIRS = re.compile(r"""[^"'`\r\n\\=]{0,128}+=[^"'`\r\n\\]*+""")
 
 _NOT_VALUES = (
@@ -55,7 +60,7 @@ def find(text: str, low: str, words: tuple[str, ...], sensitivity: NameRule) -> 
         sensitivity: What a name says about its value.
     """
     done = 0
-    for start, end in _places(low, words):
+    for start, end in places(low, words):
         if start >= done:
             done = _REST.match(text, end).end()  # type: ignore[union-attr]
             span = _judge(text, start, done, sensitivity)
@@ -68,7 +73,7 @@ def mentions(text: str, low: str, words: tuple[str, ...], sensitivity: NameRule)
     """Whether a sensitive name stands in `text` in quotes, before an operator, or as a command line option. Arguments
     as for `find`."""
     done = 0
-    for start, end in _places(low, words):
+    for start, end in places(low, words):
         if start < done:
             continue
         done = _REST.match(text, end).end()  # type: ignore[union-attr]
@@ -80,7 +85,7 @@ def mentions(text: str, low: str, words: tuple[str, ...], sensitivity: NameRule)
     return False
 
 
-def _places(low: str, words: tuple[str, ...]) -> list[Span]:
+def places(low: str, words: tuple[str, ...]) -> list[Span]:
     """Every occurrence of one of `words`, in order."""
     places = []
     for word in words:
@@ -125,6 +130,9 @@ def _value(text: str, begin: int, at: int, name: str, kind: Sensitivity, colon: 
     quote = _QUOTE.match(text, at)
     if quote:
         return _quoted(text, quote)
+    block = _BLOCK.match(text, at) if colon and text[at : at + 1] in _BLOCK_STARTS else None
+    if block:
+        return _indented(text, begin, block.end(), kind)
     if "cookie" in name:
         pairs = _PAIRS.match(text, at)
         return pairs.span() if pairs else None
@@ -136,6 +144,34 @@ def _value(text: str, begin: int, at: int, name: str, kind: Sensitivity, colon: 
     if value is None or not _is_bare_secret(text, begin, value, name, kind, colon):
         return None
     return _whole(text, value)
+
+
+def _indented(text: str, begin: int, at: int, kind: Sensitivity) -> Span | None:
+    """The lines of a YAML block scalar (YAML 1.2, section 8.1) that begins at `at`: those indented deeper than the name
+    at `begin` is."""
+    before = text[max(0, begin - _DEEPEST) : begin].rpartition("\n")[2]
+    if before.strip(" \t-?\"'") or len(before) == _DEEPEST:
+        return None
+    least = len(before.rstrip("\"'"))
+    start = end = -1
+    last = at + _LONGEST_TEXT if kind is Sensitivity.TEXT else len(text)  # what is read in vain is read again
+    while at < min(last, len(text)):
+        line = _INDENTED.match(text, at)
+        if line is None or (line[2] and len(line[1]) <= least):
+            break
+        if start < 0 and line[2].startswith(("${", "{{", "<")):
+            return None
+        if line[2]:
+            start, end = (line.start(2) if start < 0 else start), line.end(2)
+        at = line.end()
+    value = text[start:end] if start >= 0 else ""
+    if (
+        value == "[REDACTED]"
+        or not _LETTER.search(value)
+        or (kind is Sensitivity.TEXT and not any(map(_is_opaque, value.split())))
+    ):
+        return None
+    return start, end
 
 
 def _whole(text: str, value: re.Match[str]) -> Span:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from sftrace_otel.core.redact import assignments, markup
+from sftrace_otel.core.redact import assignments, markup, tables
 from sftrace_otel.core.redact.credentials import (
     BASIC,
     BEARER,
@@ -90,6 +90,8 @@ class TextRules:
         self._query = query_rule(sensitivity)
         self._assigned = Rule("assignment", self._hide_assigned)
         self._element = markup.element_rule(sensitivity)
+        self._field = markup.field_rule(sensitivity)
+        self._table = tables.table_rule(words, sensitivity)
         self._part = markup.part_rule(sensitivity)
         self._base64 = Rule("base64", self._hide_base64)
         self._known_rule = Rule("known-value", known.hide)
@@ -101,7 +103,9 @@ class TextRules:
             *own,
             self._assigned,
             self._element,
+            self._field,
             self._part,
+            self._table,
             self._base64,
             *REFERENCE,
         ]
@@ -114,9 +118,11 @@ class TextRules:
         joined = texts[0] if len(texts) == 1 else "\n".join(texts)
         data = joined.encode("utf-8", "surrogatepass")
         if self._is_quiet(data):
-            return False
+            return any(self._begins_with_table(text) for text in texts if "\n" in text)
         json = any(map(looks_like_json, texts))
         if json and b"-" in data and _USER_OPTION.search(data) is not None:
+            return True
+        if json and b"\\n" in data and self._mentions_word(data.lower()):  # lines of a text, which are not read here
             return True
         return bool(self._fired(joined, json, data)) or (json and ("\\u" in joined or "\\/" in joined))
 
@@ -187,11 +193,19 @@ class TextRules:
             fired += self._fired_by_runs(data, runs, blobs)
         if words and self._assigns(text, low, words, json):
             fired.append(self._assigned)
-        if b"<" in data and markup.may_hold_element(low) and self._mentions_word(low):
-            fired.append(self._element)
+        if b"\n" in data and tables.may_hold_table(low, self._spellings) and self._has_column(text, low):
+            fired.append(self._table)
+        if b"<" in data and self._mentions_word(low):
+            fired += self._fired_by_markup(text, data, low)
         if b'"' in data and markup.may_hold_part(low) and self._mentions_word(low):
             fired.append(self._part)
         return fired + last if last else fired
+
+    def _fired_by_markup(self, text: str, data: bytes, low: bytes) -> Iterable[Rule]:
+        if markup.may_hold_element(low):
+            yield self._element
+        if b"=" in data and markup.may_hold_field(low) and self._field.apply(text) != text:
+            yield self._field
 
     def _fired_by_runs(self, data: bytes, runs: bytes, blobs: list[bytes]) -> Iterable[Rule]:
         if b"eyJ" in runs:
@@ -221,6 +235,15 @@ class TextRules:
         if json:
             return assignments.mentions(text, lowered, words, self._sensitivity)
         return next(assignments.find(text, lowered, words, self._sensitivity), None) is not None
+
+    def _begins_with_table(self, text: str) -> bool:
+        """Whether one of the first lines of a text is the head of a table with a sensitive column."""
+        data = text[: tables.LONGEST_HEAD].encode("utf-8", "surrogatepass").lower()
+        return tables.may_hold_table(data, self._spellings) and self._has_column(text[: tables.LONGEST_HEAD], data)
+
+    def _has_column(self, text: str, low: bytes) -> bool:
+        lowered = low.decode("utf-8", "surrogatepass")
+        return next(tables.find(text, lowered, self._words, self._sensitivity), None) is not None
 
     def _hide_assigned(self, text: str) -> str:
         lowered = text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
