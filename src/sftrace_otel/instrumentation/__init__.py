@@ -13,8 +13,8 @@ from typing import Any
 __all__ = ["CLIENTS", "HTTP", "boundaries", "install", "uninstall"]
 
 HTTP = ("nondeterminism", "spawns", "httpx", "aiohttp", "urllib3", "websockets")
-"""The boundaries of HTTP clients, in the order in which they are put on; of the tasks that they are called from; and of the
-clock and chance that the program asks for meanwhile."""
+"""The boundaries of HTTP clients, in the order in which they are put on; of the tasks that they are called from;
+and of the clock and chance that the program asks for meanwhile."""
 
 CLIENTS = (*HTTP, "openai", "anthropic", "mcp", "tool_runners", "openai_agents", "langchain", "pydantic_ai")
 """All boundaries but that of tools, and of servers: what a program calls, which `record()` needs to be replayed."""

@@ -28,6 +28,7 @@ import sysconfig
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from sys import _getframe
 from types import FrameType, ModuleType
 from typing import Any
@@ -189,7 +190,7 @@ class _Off:
 
     def __init__(self) -> None:
         self.sources: list[tuple[ModuleType, str, _Source]] = []
-        self.undo: list[Callable[[], None]] = []
+        self.undo: list[Callable[[], object]] = []
 
 
 _wanted = False
@@ -240,10 +241,10 @@ def _put_on() -> None:
     off.sources = _sources()
     for module, name, source in off.sources:
         setattr(module, name, source)
-    shared: Any = random._inst  # type: ignore[attr-defined]
+    shared: Any = random._inst
     for _, name, source in off.sources[-2:]:
         shared.__dict__[name] = source  # uniform, choice, shuffle and all others call these two of it
-        off.undo.append(lambda name=name: shared.__dict__.pop(name, None))
+        off.undo.append(partial(shared.__dict__.pop, name, None))
     _put_on_seed(off)
     _put_on_datetime(off)
     by_original = {id(source.__wrapped__): source for _, _, source in off.sources}
