@@ -370,3 +370,29 @@ def test_every_verb_reads_a_chain(tmp_path: Path, server: str, cli: Callable[...
     forked = fork_trace(path, ForkPoint(step=2), output_path=tmp_path / "g.flight")
     assert [event.step for event in forked.trace.events] == [0, 1, 2]
     assert Trace.load(tmp_path / "g.flight").provenance["parents"][0]["run_id"] == open_flight(path).manifest.run_id
+
+
+def test_draws_are_events_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`clock.read` and `rng.draw`, live and converted; replay gives the same."""
+    (tmp_path / "drawing.py").write_text(
+        "import random, time, uuid\n"
+        "from sftrace_otel import trace_tool\n"
+        "@trace_tool\n"
+        "def stamp(text):\n    return text\n"
+        "def agent():\n    return [stamp(f'{time.time()!r} {random.random()!r} {uuid.uuid4()}'), random.randint(1, 10**9)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OTEL_SFTRACE_NONDETERMINISM", "record")
+    import drawing  # type: ignore[import-not-found]
+
+    path = tmp_path / "run.flight"
+    first = recorded(path, drawing.agent)
+    kinds = {event.type for event in events(path)}
+    assert {"clock.read", "rng.draw"} <= kinds
+    assert "nondeterminism" in (open_flight(path).manifest.capabilities or [])
+    with ReplaySession.from_trace(path) as session:
+        assert drawing.agent() == first
+        session.verify_complete()
+    back = to_flight(to_sftrace(path, tmp_path / "x.sftrace").path, tmp_path / "y.flight").path
+    draws = [[event.body for event in events(one) if event.type in ("clock.read", "rng.draw")] for one in (path, back)]
+    assert draws[0] == draws[1]

@@ -151,6 +151,7 @@ class _Telling:
         self._numbers: dict[str, int] = {}
         self._reasons = {(one.event_id, one.path): one.reason for one in bundle.trace.redactions}
         self._next = max((int(row.get("call", 0)) for row in bundle.calls), default=0)
+        self._draws = sorted(bundle.draws(), key=lambda row: int(row.get("start_ns", 0)), reverse=True)
         self.left: dict[str, int] = {}
 
     def tell(self) -> Closing:
@@ -203,8 +204,14 @@ class _Telling:
                 self._end(of, results.get(of), errors.get(of))
         for request in sorted(owners.keys() - results.keys() - errors.keys()):
             self._attempts(request)
+        self._drawn_by(None)
         for row in self._bundle.spans():
             self._chain.row("spans", row)
+
+    def _drawn_by(self, moment: int | None) -> None:
+        """Tell what was drawn until `moment` (ns since the run began)."""
+        while self._draws and (moment is None or int(self._draws[-1].get("start_ns", 0)) <= moment):
+            self._chain.row("nondeterminism", cast("dict[str, object]", self._draws.pop()))
 
     def _begin(self, event: EventBase) -> None:
         row: dict[str, Any] = dict(self._rows.get(event.id, {}))
@@ -236,6 +243,7 @@ class _Telling:
             tags=_side(row.get("tags"), "/input"),
             cut=row.get("truncated") is True and "full" not in row,
         )
+        self._drawn_by(begin.m)
         self._chain.record(begin, sends=bool(attempts))
         if attempts:
             self._blobs(attempts[0])

@@ -298,6 +298,15 @@ class Unchained:
             "command": head.command,
         }
 
+    def _draw(self, event: flight.FlightEvent, extra: Mapping[str, Any]) -> None:
+        told = extra.get("draw")
+        if not isinstance(told, dict):  # of another writer: nobody knows where in the program it was
+            self._left[event.type] += 1
+            return
+        kind = "rng" if event.type == "rng.draw" else "clock"
+        row = {"kind": kind, **self._plain(event.body), **told, "start_ns": event.t_mono_ns}
+        self._to.row("nondeterminism", row)
+
     # -- calls of our own writer, and of others
 
     def _request(self, event: flight.FlightEvent, extra: Mapping[str, Any]) -> None:
@@ -735,6 +744,8 @@ _HANDLERS: dict[str, Callable[[Unchained, flight.FlightEvent, Mapping[str, Any]]
     "x-sftrace.llm.response": Unchained._result,
     "x-sftrace.result": Unchained._result,
     "error": Unchained._error,
+    "clock.read": Unchained._draw,
+    "rng.draw": Unchained._draw,
 }
 
 

@@ -102,6 +102,8 @@ class Projection:
         """A row of a sidecar."""
         if sidecar == "wire":
             self._wire(row)
+        elif sidecar == "nondeterminism":
+            self._draw(row)
         elif sidecar == "spans":
             self._span(canonical.loads(orjson.dumps(row)))
         else:
@@ -136,6 +138,13 @@ class Projection:
             extra["event"] = _members(record, {"m", "w", "f", "type"})
             self._payload(body, "output", bytes(record.f["output"]), extra)
         self._put("run.end", body, [0], mono, extra, wall=wall)
+
+    def _draw(self, row: Mapping[str, Any]) -> None:
+        """The program read the clock, or drew."""
+        kind = "rng.draw" if row.get("kind") == "rng" else "clock.read"
+        body = {name: row[name] for name in ("source", "value", "bits") if name in row}
+        rest = {name: item for name, item in row.items() if name not in ("kind", "source", "value", "bits", "start_ns")}
+        self._put(kind, body, [0], int(row.get("start_ns") or 0), {"draw": rest})
 
     def _span(self, row: Any) -> None:
         """A span without a call; its times are ns since the epoch, which no double holds: here since the run began."""

@@ -190,7 +190,7 @@ class _Off:
 
     def __init__(self) -> None:
         self.sources: list[tuple[ModuleType, str, _Source]] = []
-        self.undo: list[Callable[[], None]] = []
+        self.undo: list[Callable[[], object]] = []
 
 
 _wanted = False
