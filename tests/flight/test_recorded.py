@@ -379,7 +379,8 @@ def test_draws_are_events_and_come_back(tmp_path: Path, monkeypatch: pytest.Monk
         "from sftrace_otel import trace_tool\n"
         "@trace_tool\n"
         "def stamp(text):\n    return text\n"
-        "def agent():\n    return [stamp(f'{time.time()!r} {random.random()!r} {uuid.uuid4()}'), random.randint(1, 10**9)]\n"
+        "def agent():\n"
+        "    return [stamp(f'{time.time()!r} {random.random()!r} {uuid.uuid4()}'), random.randint(1, 10**9)]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("OTEL_SFTRACE_NONDETERMINISM", "record")
@@ -391,7 +392,8 @@ def test_draws_are_events_and_come_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert {"clock.read", "rng.draw"} <= kinds
     assert "nondeterminism" in (open_flight(path).manifest.capabilities or [])
     with ReplaySession.from_trace(path) as session:
-        assert drawing.agent() == first
+        with record("flyer", output=tmp_path / "inert.flight"):
+            assert drawing.agent() == first
         session.verify_complete()
     back = to_flight(to_sftrace(path, tmp_path / "x.sftrace").path, tmp_path / "y.flight").path
     draws = [[event.body for event in events(one) if event.type in ("clock.read", "rng.draw")] for one in (path, back)]
