@@ -21,6 +21,7 @@ import pytest
 import stepfork.trace
 
 from sftrace_otel import instrumentation, llm_request, record, recorder, trace_tool
+from sftrace_otel.bundle import flight as flight_files
 from sftrace_otel.bundle.convert import to_flight, to_sftrace
 from sftrace_otel.bundle.read import list_bundles, open_bundle, resolve, validate_bundle
 from sftrace_otel.errors import TraceStorageError
@@ -54,12 +55,13 @@ def price(item: str, *, count: int = 1) -> dict[str, Any]:
 
 def agent(server: str) -> list[Any]:
     """An LLM call, a stream, an HTTP exchange, tools, an error."""
-    client = openai.OpenAI(base_url=server + "/v1", api_key="sk-aaaabbbbccccddddeeeeffff00001111", max_retries=0)
     seen: list[Any] = []
-    asked = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Grüße \u200b é"}])
-    seen.append(asked.choices[0].message.content)
-    chunks = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "s"}], stream=True)
-    seen.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
+    key = "sk-aaaabbbbccccddddeeeeffff00001111"
+    with openai.OpenAI(base_url=server + "/v1", api_key=key, max_retries=0) as client:
+        asked = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Grüße \u200b é"}])
+        seen.append(asked.choices[0].message.content)
+        chunks = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "s"}], stream=True)
+        seen.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
     seen.append(httpx.get(server + "/v1/models", headers={"authorization": "Bearer abcdefghijklmnop"}).text)
     seen.append(price("lamp", count=3))
     with pytest.raises(LookupError):
@@ -183,12 +185,12 @@ def test_a_fault_of_the_chain_costs_the_sftrace_nothing(
 ) -> None:
     monkeypatch.setenv("OTEL_SFTRACE_FORMATS", "sftrace,flight")
 
-    def full(self: FlightWriter, line: bytes) -> None:
+    def full(file: int, line: bytes) -> int:
         raise OSError(28, "No space left on device")
 
     instrumentation.install()
     with record("flyer", output=tmp_path / "run.sftrace"):
-        monkeypatch.setattr(FlightWriter, "_write", full)
+        monkeypatch.setattr(flight_files, "append_to", full)
         price("lamp")
         monkeypatch.undo()
         price("lamp")

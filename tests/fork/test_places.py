@@ -34,7 +34,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("call", ["write_file", "finish_folder", "publish", "_seal", "_sync_folder"])
+@pytest.mark.parametrize("call", ["write_file", "finish_folder", "publish", "_seal", "sync_folder"])
 def test_a_disk_fault_leaves_nothing_behind(call: str, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = content(source)
 
@@ -45,7 +45,7 @@ def test_a_disk_fault_leaves_nothing_behind(call: str, source: Path, monkeypatch
     with pytest.raises(TraceStorageError, match="No space left"):
         fork_trace(source, ForkPoint(step=4), output_path=source.with_name("b.sftrace"))
     monkeypatch.undo()
-    assert content(source) == before and (call == "_sync_folder" or names(source.parent) == ["a.sftrace"])
+    assert content(source) == before and (call == "sync_folder" or names(source.parent) == ["a.sftrace"])
 
 
 def test_a_source_that_changes_meanwhile_is_found_out(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
