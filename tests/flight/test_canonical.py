@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 import sys
 import unicodedata
@@ -20,6 +21,10 @@ from hypothesis import strategies as st
 
 from sftrace_otel.errors import CanonicalizationError
 from sftrace_otel.formats import canonical
+
+WHOLE = bool(os.environ.get("SFTRACE_AT_LENGTH"))
+"""Whether the long tests try as often as they can; `make test-full` has time for a part."""
+
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 SAFE = 2**53 - 1
@@ -101,21 +106,21 @@ def test_what_has_no_form_is_refused(value: Any) -> None:
 
 
 @pytest.mark.full
-@settings(max_examples=100_000)
+@settings(max_examples=100_000 if WHOLE else 5_000)
 @given(values)
 def test_rfc8785_at_length(value: Any) -> None:
     same_as_rfc8785(value)
 
 
 @pytest.mark.full
-@settings(max_examples=20_000)
+@settings(max_examples=20_000 if WHOLE else 2_000)
 @given(values)
 def test_rfc8785_after_nfc_at_length(value: Any) -> None:
     same_as_jcs_after_nfc(value)
 
 
 @pytest.mark.full
-@settings(max_examples=20_000)
+@settings(max_examples=20_000 if WHOLE else 2_000)
 @given(strange_values)
 def test_what_has_no_form_is_refused_at_length(value: Any) -> None:
     refused_alike(value)

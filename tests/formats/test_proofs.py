@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -15,7 +16,12 @@ from sftrace_otel.flight import FlightWriter, verify_flight
 from sftrace_otel.formats import canonical, flight
 
 quick = settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-at_length = settings(max_examples=10_000, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+MANY = 10_000 if os.environ.get("SFTRACE_AT_LENGTH") else 2_000
+at_length = settings(
+    max_examples=10_000 if os.environ.get("SFTRACE_AT_LENGTH") else 2_000,
+    suppress_health_check=[HealthCheck.too_slow],
+    deadline=None,
+)
 
 
 @pytest.mark.parametrize(

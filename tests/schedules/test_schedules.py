@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each behaviour recorded once and replayed under many schedules, with the server stopped: the same every time.
 
-`make test` draws a few schedules; `make test-full` a hundred of each in this process, ten in fresh ones, and one where
-there is no network. An audit hook sees to it that no replay even tries to connect.
+`make test` draws a few schedules; `make test-full` fifteen of each in this process, two in fresh ones, and one where
+there is no network. With SFTRACE_AT_LENGTH set it draws a hundred of each, and ten in fresh processes. An audit hook
+sees to it that no replay even tries to connect.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gc
 import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -27,6 +29,9 @@ from sftrace_otel.bundle.read import validate_bundle
 from sftrace_otel.instrumentation import guard
 
 HERE = Path(__file__).resolve().parent
+
+WHOLE = bool(os.environ.get("SFTRACE_AT_LENGTH"))
+"""Whether the long tests try as often as they can; `make test-full` has time for a part."""
 
 pytestmark = [  # agents leave clients open
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -92,16 +97,16 @@ def test_some_schedules(made: tuple[str, str, Path, Any]) -> None:
 
 
 @pytest.mark.full
-def test_a_hundred_schedules(made: tuple[str, str, Path, Any]) -> None:
+def test_many_schedules(made: tuple[str, str, Path, Any]) -> None:
     name, url, bundle, want = made
-    for seed in range(100, 200):
+    for seed in range(100, 200 if WHOLE else 115):
         assert behaviours.replaying(name, url, bundle, seed) == want, f"schedule {seed}"
 
 
 @pytest.mark.full
-def test_ten_processes(made: tuple[str, str, Path, Any]) -> None:
+def test_fresh_processes(made: tuple[str, str, Path, Any]) -> None:
     name, url, bundle, want = made
-    for seed in range(10):
+    for seed in range(10 if WHOLE else 2):
         command = [sys.executable, str(HERE / "behaviours.py"), name, str(bundle), url, str(seed)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

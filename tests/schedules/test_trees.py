@@ -12,6 +12,7 @@ import asyncio
 import importlib.util
 import itertools
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -172,6 +173,9 @@ def check(program: list[Any], first: int, schedules: list[int]) -> None:
 
 SEEDS = st.integers(0, 10**6)
 
+WHOLE = bool(os.environ.get("SFTRACE_AT_LENGTH"))
+"""Whether the long tests try as often as they can; `make test-full` has time for a part."""
+
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS, SEEDS, st.lists(SEEDS, min_size=2, max_size=2))
@@ -180,7 +184,7 @@ def test_each_call_gets_its_own_answer(program: list[Any], first: int, schedules
 
 
 @pytest.mark.full
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400 if WHOLE else 60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS, SEEDS, st.lists(SEEDS, min_size=4, max_size=4))
 def test_each_call_gets_its_own_answer_in_many_programs(program: list[Any], first: int, schedules: list[int]) -> None:
     check(program, first, schedules)
