@@ -626,7 +626,7 @@ def test_a_large_answer_of_the_parent_is_read_there(
     stream: bool, recorded: Run, bundle_path: Path, openai_server: Any
 ) -> None:
     """Its body is a file of its own in the parent, which the fork does not hold."""
-    openai_server.answer = lambda body: {"role": "assistant", "content": "words " * 50_000}
+    openai_server.answer = lambda body: {"role": "assistant", "content": ("words" * 8_000 + " ") * 3}
 
     def program() -> str:
         lookup("Oslo")
