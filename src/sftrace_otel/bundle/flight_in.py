@@ -74,8 +74,6 @@ class _Call(msgspec.Struct):
     n: int
     begin: Begin
     ours: bool
-    wired: bool = False
-    seq: int = 0
     status: int | None = None
     text: object = None
     headers: object = None
@@ -334,13 +332,12 @@ class Unchained:
         begin = msgspec.convert(
             {**told, "m": event.t_mono_ns, "w": _unix_ns(event.t_wall), "p": None}, _BeginForm, strict=False
         ).begin(raw)
-        call = self._calls[begin.n] = _Call(begin.n, begin, True, wired=wired, seq=event.seq)
+        call = self._calls[begin.n] = _Call(begin.n, begin, True)
         self._next = max(self._next, begin.n)
         self._goes_out(call, event, extra.get("wire"))
         self._at[event.seq] = begin.n
         self._to.record(begin)
         self._open_ids.add(begin.n)
-        call.text = text
 
     def _goes_out(self, call: _Call, event: flight.FlightEvent, wire: object) -> None:
         """The request of an attempt, kept for the row that its answer makes."""
@@ -456,13 +453,9 @@ class Unchained:
 
     def _their_request(self, event: flight.FlightEvent) -> None:
         body = self._plain({**event.body, "body": None})
-        text = self._wire_body(event.body.get("body"))
+        text = self._their_text(event.body.get("body"))
         headers = _pairs(body.get("headers"))
         method, url = str(body.get("method") or "GET"), str(body.get("url") or "")
-        stored = event.body.get("body")
-        if not isinstance(stored, str | None) and not (isinstance(stored, dict) and "$blob" in stored):
-            value = flight.decode_value(stored, self._blob)
-            text = msgspec.json.encode(_marked(value)).decode()
         data = text.encode() if isinstance(text, str) else b""
         found = dialects.recognised(method, url, headers, data)
         clean = self._policy.redact_url(url)
@@ -476,7 +469,6 @@ class Unchained:
             given = {"method": method, "url": clean, "headers": headers, "body": http_input({}, text)}
             given["body"] = (given["body"] or {}).get("body") if isinstance(given["body"], dict) else None
             call = self._begin_theirs(event, "http", http_name(method, clean), self._prepared(given), {})
-        call.wired = True
         shown, _ = self._policy.redact_document(text) if isinstance(text, str) else (None, False)
         call.sent = {"method": method, "url": clean, "headers": self._headers(headers), "body": shown}
 
@@ -504,7 +496,7 @@ class Unchained:
             cut=prepared.truncated,
             **more,
         )
-        call = self._calls[begin.n] = _Call(begin.n, begin, False, seq=event.seq)
+        call = self._calls[begin.n] = _Call(begin.n, begin, False)
         self._at[event.seq] = begin.n
         self._open_ids.add(begin.n)
         self._to.record(begin)
@@ -512,10 +504,7 @@ class Unchained:
 
     def _their_response(self, event: flight.FlightEvent, call: _Call) -> None:
         body = self._plain({**event.body, "body": None})
-        text = self._wire_body(event.body.get("body"))
-        stored = event.body.get("body")
-        if not isinstance(stored, str | None) and not (isinstance(stored, dict) and "$blob" in stored):
-            text = msgspec.json.encode(_marked(flight.decode_value(stored, self._blob))).decode()
+        text = self._their_text(event.body.get("body"))
         headers = _pairs(body.get("headers"))
         status = body.get("status", body.get("status_code"))
         call.status = status if isinstance(status, int) and not isinstance(status, bool) else None
@@ -527,7 +516,6 @@ class Unchained:
             headers = [*headers, ["content-type", "application/json"]]
         call.text, call.headers = text, headers
         call.answered, call.end_mono, call.end_wall = True, event.t_mono_ns, _unix_ns(event.t_wall)
-        call.seq = event.seq
         self._at[event.seq] = call.n
 
     def _their_error(self, event: flight.FlightEvent) -> None:
@@ -667,6 +655,17 @@ class Unchained:
         if isinstance(stored, dict) and stored.get("media_type") == flight.TEXT_MEDIA:  # the line had no room for it
             stored = flight.decode_value(stored, self._blob)
         return stored if isinstance(stored, str) else None
+
+    def _their_text(self, stored: Json) -> str | None:
+        """The body of another writer's exchange as text: as it is, from a blob that is UTF-8, or a value's JSON."""
+        if stored is None or isinstance(stored, str):
+            return stored
+        if isinstance(stored, dict) and "$blob" in stored:
+            try:
+                return self._blob(str(stored["$blob"])).decode()
+            except UnicodeDecodeError:
+                return None
+        return msgspec.json.encode(_marked(flight.decode_value(stored, self._blob))).decode()
 
     def _stored_body(self, stored: object) -> object:
         """A wire body as `wire.jsonl` holds it: text, or the reference of a blob that is copied."""
