@@ -20,8 +20,11 @@ import httpx
 import openai
 import pytest
 import stepfork.trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import SpanKind
 
-from sftrace_otel import instrumentation, llm_request, record, recorder, trace_tool
+from sftrace_otel import SftraceExporter, instrumentation, llm_request, record, recorder, trace_tool
 from sftrace_otel.bundle import flight as flight_files
 from sftrace_otel.bundle.convert import to_flight, to_sftrace
 from sftrace_otel.bundle.read import list_bundles, open_bundle, resolve, validate_bundle
@@ -402,3 +405,26 @@ def test_draws_are_events_and_come_back(tmp_path: Path, monkeypatch: pytest.Monk
     back = to_flight(to_sftrace(path, tmp_path / "x.sftrace").path, tmp_path / "y.flight").path
     draws = [[event.body for event in events(one) if event.type in ("clock.read", "rng.draw")] for one in (path, back)]
     assert draws[0] == draws[1]
+
+
+def test_calls_known_from_spans_alone_are_in_the_chain(tmp_path: Path) -> None:
+    """Under an exporter only: what has no wire has types of its own, and an exchange the members of one."""
+    exporter = SftraceExporter(formats="sftrace,flight", dir=str(tmp_path), quiet=True)
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("theirs")
+    asked = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "gen_ai.provider.name": "openai"}
+    got = {"http.request.method": "GET", "url.full": "http://shop.test/x", "http.response.status_code": 200}
+    with tracer.start_as_current_span("invoke_agent a", attributes={"gen_ai.operation.name": "invoke_agent"}):
+        with tracer.start_as_current_span("chat m", attributes=asked):
+            pass
+        with tracer.start_as_current_span("GET", kind=SpanKind.CLIENT, attributes=got):
+            pass
+    provider.shutdown()
+    (chain,), (bundle,) = tmp_path.glob("*.flight"), tmp_path.glob("*.sftrace")
+    bodies = {event.type: event.body for event in events(chain)}
+    assert {"x-sftrace.llm.request", "x-sftrace.llm.response", "x-sftrace.span"} <= bodies.keys()
+    assert (bodies["http.request"]["method"], bodies["http.request"]["url"]) == ("GET", "http://shop.test/x")
+    assert bodies["http.response"]["status"] == 200
+    back = to_sftrace(chain, tmp_path / "back" / "again.sftrace").path
+    assert (back / "events.jsonl").read_bytes() == (bundle / "events.jsonl").read_bytes()

@@ -16,7 +16,7 @@ Source: `design.md`, "From calls and spans to events"; the docs page "The .fligh
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -317,15 +317,16 @@ class Projection:
             self._payload(body, member, raw, extra)
 
     def _members_of(
-        self, body: dict[str, Any], raw: bytes, names: Iterable[str], member: str, extra: dict[str, Any]
+        self, body: dict[str, Any], raw: bytes, names: tuple[str, ...], member: str, extra: dict[str, Any]
     ) -> None:
         """Put the members of an HTTP payload into `body`; one of another shape as a whole."""
         value = canonical.loads(raw) if len(raw) <= SPILL else None
-        names = tuple(names)
-        if isinstance(value, dict) and set(value) <= set(names) and _is_exact(value, raw):
-            body.update(value)
-        else:
+        if not isinstance(value, dict) or not set(value) <= set(names):
             self._payload(body, member, raw, extra)
+            return
+        body.update(value)
+        if not _is_exact(value, raw):
+            extra[member + EXACT] = raw.decode()
 
     def _body(self, stored: object, headers: object) -> object:
         """A wire body: exact text, or the blob that it is in already."""
