@@ -12,7 +12,7 @@ import pytest
 from sftrace_otel.bundle.convert import to_flight
 from sftrace_otel.bundle.read import open_bundle
 from sftrace_otel.errors import TraceStorageError
-from sftrace_otel.flight import open_flight
+from sftrace_otel.flight import FlightWriter, open_flight
 from sftrace_otel.formats import flight
 
 from .conftest import VECTORS, oracle_module
@@ -80,3 +80,31 @@ def test_mangled_members_give_one_error_or_a_bundle(part: int, name: str, tmp_pa
             refused += 1
             assert "\n" not in str(error)
     assert refused
+
+
+@pytest.mark.parametrize("member", ["id", "parent", "h", "policy"])
+def test_words_that_would_end_their_quotes_are_refused(member: str, tmp_path: Path) -> None:
+    """Ids and digests go into lines of `.sftrace` as they are."""
+    source = to_flight(VECTORS.parent / "sftrace" / "completed.sftrace", tmp_path / "good.flight").path
+
+    def change(event: Any) -> tuple[Any, Any]:
+        told = dict(event.extra.get("x-sftrace", {}))
+        if event.type == "tool.call":
+            told["call"] = {**told["call"], member: 'x","type":"run_end'}
+        return event.body, {"x-sftrace": told}
+
+    resealed(source, tmp_path / "bad.flight", change)
+    assert oracle_module.verify(tmp_path / "bad.flight") is None
+    with pytest.raises(TraceStorageError, match="cannot be read"):
+        open_bundle(tmp_path / "bad.flight")
+
+
+def test_a_type_that_names_a_file_makes_none(tmp_path: Path) -> None:
+    with FlightWriter(tmp_path / "odd.flight", run_id="run_1") as chain:
+        chain.append("run.start", {"agent": "a"})
+        for name in ("calls", "run", "events", "manifest"):
+            chain.append(f"x-sftrace.{name}", {"a": 1}, parents=[0])
+        chain.append("run.end", {"status": "completed"}, parents=[0])
+    bundle = open_bundle(tmp_path / "odd.flight")
+    assert sorted(bundle.store.names()) == ["events.jsonl", "integrity.json", "manifest.json", "provenance.json",
+        "redactions.json", "run.json"]  # fmt: skip

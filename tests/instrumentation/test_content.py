@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from sftrace_otel.core.mapping import parts
+from sftrace_otel.core.mapping import dialects, parts, wire
 from sftrace_otel.core.mapping.parts import request_content, response_content
 
 TOOL = {"name": "lookup", "description": "Looks up.", "parameters": {"type": "object"}}
@@ -207,3 +207,16 @@ def test_spans_carry_redacted_content_where_it_is_asked_for(
     assert message == {"role": "user", "parts": [text("my key is [REDACTED]")]}
     [answer] = json.loads(span.attributes["gen_ai.output.messages"])
     assert answer["role"] == "assistant" and answer["parts"][0]["type"] == "text" and answer["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("odd", [[], {}, 5, None, True])
+def test_a_type_of_another_shape_names_no_kind(odd: Any) -> None:
+    body = {"content": {"type": odd, "text": "hi"}, "output": [{"type": odd, "call_id": odd}]}
+    parts.response_content(body)
+    parts.request_content({"messages": [{"role": "user", "content": [{"type": odd}]}]})
+    assert list(wire.tool_calls(body)) == []
+    assert wire.complete_stream(b"data: " + json.dumps({"type": odd}).encode() + b"\n\n") is False
+    endpoint = dialects.endpoint_of("POST", "https://api.openai.com/v1/responses")
+    assert endpoint is not None
+    event = json.dumps({"type": odd, "response": {"id": "r"}}).encode()
+    dialects.assemble(endpoint, b"data: " + event + b"\n\n", "sse")

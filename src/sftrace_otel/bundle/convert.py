@@ -31,7 +31,7 @@ from sftrace_otel.bundle.journal import Journal
 from sftrace_otel.bundle.read import Bundle, open_bundle, validate_bundle
 from sftrace_otel.bundle.records import NOTHING, Begin, End, Head, Single
 from sftrace_otel.bundle.store import FolderStore, Store
-from sftrace_otel.bundle.write import require_free
+from sftrace_otel.bundle.write import reporting, require_free
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.errors import TraceStorageError
 from sftrace_otel.formats import flight, sidecars
@@ -86,7 +86,8 @@ def verified(source: Path | str) -> FlightBundle:
 def _into(journal: Journal, bundle: FlightBundle, policy: RedactionPolicy | None, overwrite: bool) -> Converted:
     try:
         taker = Unchained(journal, bundle.blob, policy or RedactionPolicy())
-        loaded = taker.read(bundle.events(), bundle.path.stem)
+        with reporting(journal.target):
+            loaded = taker.read(bundle.events(), bundle.path.stem)
         closing = msgspec.structs.replace if False else loaded.closing
         closing = _said(closing, bundle)
         path, counts = journal.close(closing, overwrite=overwrite)

@@ -33,6 +33,7 @@ from sftrace_otel.bundle.flight_out import (
     moved_span,
 )
 from sftrace_otel.bundle.records import NOTHING, Begin, End, Head, Single
+from sftrace_otel.bundle.recover import is_sane
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.mapping.http import http_name
 from sftrace_otel.core.prepare import Prepared, prepare
@@ -44,7 +45,6 @@ from sftrace_otel.version import __version__
 __all__ = ["Loaded", "Taker", "Unchained"]
 
 _EPOCH = _dt.datetime(1970, 1, 1, tzinfo=_dt.UTC)
-_ROWS = "x-sftrace."
 
 
 class Taker(Protocol):
@@ -150,8 +150,6 @@ class Unchained:
             self._to.row("spans", moved_span(self._plain(event.body), self._wall0))
         elif event.type == "x-sftrace.wire":
             self._to.row("wire", self._plain(event.body))
-        elif event.type.startswith(_ROWS) and event.type.removeprefix(_ROWS).isalpha():
-            self._to.row(event.type.removeprefix(_ROWS), self._plain(event.body))
         else:
             self._left[event.type] += 1
 
@@ -162,6 +160,12 @@ class Unchained:
         self._head = msgspec.convert({**form, "run": self._run_id or "run_unknown", "agent": agent or "unknown"}, Head)
         self._wall0 = self._head.at
         self._to.introduce(self._head)
+
+    def _take(self, record: Begin | End | Single) -> None:
+        """Pass a record on. Its words go into lines as they are, so those of a stranger are looked at first."""
+        if not is_sane(record):
+            raise FormatError("an id, a digest, a status or a name is none", code="invalid_event")
+        self._to.record(record)
 
     # -- the run
 
@@ -175,7 +179,7 @@ class Unchained:
         if record.ih is None:
             record.ih = digest
         self._start_id = record.id
-        self._to.record(record)
+        self._take(record)
         self._at[event.seq] = 0
 
     def _input(self, event: flight.FlightEvent, extra: Mapping[str, Any], *, ours: bool) -> tuple[bytes, str]:
@@ -206,7 +210,7 @@ class Unchained:
 
     def _state(self, event: flight.FlightEvent, extra: Mapping[str, Any]) -> None:
         members = {name: self._raw(event.body, name, extra) for name in event.body}
-        self._to.record(self._single(event, "state_change", extra.get("event"), members))
+        self._take(self._single(event, "state_change", extra.get("event"), members))
 
     def _run_end(self, event: flight.FlightEvent, extra: Mapping[str, Any]) -> None:
         self._end_foreign()
@@ -232,7 +236,7 @@ class Unchained:
                 self._fail_run(event)
             record = self._single(event, "run_end", told, {"run_status": b'"%s"' % word.encode(), "output": raw})
             record.oh = record.oh or digest
-            self._to.record(record)
+            self._take(record)
         self._closing = self._closed(word, closing, extra, event.t_mono_ns)
 
     def _fail_run(self, event: flight.FlightEvent) -> None:
@@ -248,7 +252,7 @@ class Unchained:
             status="error",
             oh=hashlib.sha256(b"null").hexdigest(),
         )
-        self._to.record(record)
+        self._take(record)
 
     def _closed(self, word: str, told: Mapping[str, Any], extra: Mapping[str, Any], mono: int) -> Closing:
         assert self._head is not None
@@ -336,7 +340,7 @@ class Unchained:
         self._next = max(self._next, begin.n)
         self._goes_out(call, event, extra.get("wire"))
         self._at[event.seq] = begin.n
-        self._to.record(begin)
+        self._take(begin)
         self._open_ids.add(begin.n)
 
     def _goes_out(self, call: _Call, event: flight.FlightEvent, wire: object) -> None:
@@ -412,7 +416,7 @@ class Unchained:
         if isinstance(told, dict):
             members = {name: self._raw(event.body, name, extra) for name in event.body}
             kind = "tool_result" if event.type == "tool.result" else "llm_response"
-            self._to.record(self._single(event, kind, told, members))
+            self._take(self._single(event, kind, told, members))
         elif isinstance(end, dict):
             self._our_end(event, extra, end, call.output if call is not None else None)
         elif call is not None:
@@ -435,7 +439,7 @@ class Unchained:
         self._at[event.seq] = end.n
         self._calls.pop(end.n, None)
         self._open_ids.discard(end.n)
-        self._to.record(end)
+        self._take(end)
 
     def _error(self, event: flight.FlightEvent, extra: Mapping[str, Any]) -> None:
         end, told = extra.get("end"), extra.get("event")
@@ -445,7 +449,7 @@ class Unchained:
             pass  # what it tells is in the result before it
         elif isinstance(told, dict):
             members = {name: self._raw(event.body, name, extra) for name in event.body}
-            self._to.record(self._single(event, "error", told, members))
+            self._take(self._single(event, "error", told, members))
         else:
             self._their_error(event)
 
@@ -499,7 +503,7 @@ class Unchained:
         call = self._calls[begin.n] = _Call(begin.n, begin, False)
         self._at[event.seq] = begin.n
         self._open_ids.add(begin.n)
-        self._to.record(begin)
+        self._take(begin)
         return call
 
     def _their_response(self, event: flight.FlightEvent, call: _Call) -> None:
@@ -565,7 +569,7 @@ class Unchained:
         if call.failure is not None:
             error = {"type": call.failure[0], "message": call.failure[1]}
         end_id = f"{call.begin.id}r" if prepared is not None else None
-        self._to.record(
+        self._take(
             End(
                 n=call.n,
                 m=max(call.end_mono, call.begin.m),

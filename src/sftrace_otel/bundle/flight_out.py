@@ -106,8 +106,6 @@ class Projection:
             self._draw(row)
         elif sidecar == "spans":
             self._span(canonical.loads(orjson.dumps(row)))
-        else:
-            self._put(f"x-sftrace.{sidecar}", dict(row), [0], self._now(row), {})
 
     def close(self, closing: Closing) -> None:
         """The run is over: `run.end`, with what only its end tells."""

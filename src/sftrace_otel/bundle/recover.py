@@ -184,13 +184,14 @@ def _survey(path: Path) -> _Survey:
 def _sane(records: Iterable[Record], counts: Counts) -> Iterator[Record]:
     """The records that events can be made of; damage may have left JSON that no recorder writes, which is counted."""
     for record in records:
-        if isinstance(record, Head) or _is_sane(record):
+        if isinstance(record, Head) or is_sane(record):
             yield record
         else:
             counts.damaged += 1
 
 
-def _is_sane(record: Begin | End | Single) -> bool:
+def is_sane(record: Begin | End | Single) -> bool:
+    """Whether a line can be made of a record: its words stand in lines as they are."""
     if not (0 <= record.m < 2**62 and 0 <= record.w < _LAST_MOMENT and getattr(record, "status", "ok") in _STATUSES):
         return False
     if isinstance(record, Begin):
@@ -203,9 +204,11 @@ def _is_sane(record: Begin | End | Single) -> bool:
     return record.type in _SINGLES and all(map(_is_word, (record.id, record.parent, record.ih, record.oh, *record.f)))
 
 
-def _is_word(text: str | None) -> bool:
+def _is_word(text: object) -> bool:
     """Whether a text can stand between quotes as it is."""
-    return text is None or (text.isascii() and text.isprintable() and not set(text) & {'"', "\\"} and text != "")
+    return text is None or (
+        isinstance(text, str) and text.isascii() and text.isprintable() and not set(text) & {'"', "\\"} and text != ""
+    )
 
 
 def _is_error(error: Mapping[str, object] | None) -> bool:

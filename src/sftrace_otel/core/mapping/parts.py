@@ -132,6 +132,8 @@ def _parts(value: object) -> Iterator[_Part]:
 
 def _part(item: Mapping[str, Any]) -> _Part:
     kind = item.get("type")
+    if not isinstance(kind, str):  # of another shape: it names no kind
+        kind = None
     if kind in _TEXTS or (kind is None and isinstance(item.get("text"), str)):
         return _text(item.get("text"))
     if kind in ("thinking", "reasoning"):

@@ -309,7 +309,7 @@ _LOCAL_CALLS: dict[str, str | None] = {
 def tool_calls(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(call id, function name) of each call in an answer of the responses API that the program is to make."""
     for item in objects(answer.get("output")):
-        if item.get("type") in _LOCAL_CALLS:
+        if str(item.get("type")) in _LOCAL_CALLS:
             yield str(item.get("call_id")), _name_of(item)
 
 
@@ -355,7 +355,7 @@ def complete_stream(data: bytes) -> bool:
         if text.strip() == "[DONE]":
             return True
         event = _decoded(text)
-        if isinstance(event, dict) and (event.get("type") in _LAST or event.get("error")):
+        if isinstance(event, dict) and (str(event.get("type")) in _LAST or event.get("error")):
             return True
     return False
 
@@ -548,7 +548,7 @@ def _response(events: list[dict[str, Any]]) -> dict[str, Any]:
         kind, item = event.get("type"), event.get("item")
         if isinstance(event.get("response"), dict):
             whole = event["response"]
-            if kind in _LAST:
+            if str(kind) in _LAST:
                 return whole
         elif kind == "error":
             whole = {**whole, "error": event.get("error") or _without(event, "type", "sequence_number")}
