@@ -177,7 +177,7 @@ WHOLE = bool(os.environ.get("SFTRACE_AT_LENGTH"))
 """Whether the long tests try as often as they can; `make test-full` has time for a part."""
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS, SEEDS, st.lists(SEEDS, min_size=2, max_size=2))
 def test_each_call_gets_its_own_answer(program: list[Any], first: int, schedules: list[int]) -> None:
     check(program, first, schedules)
