@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -428,3 +429,49 @@ def test_calls_known_from_spans_alone_are_in_the_chain(tmp_path: Path) -> None:
     assert bodies["http.response"]["status"] == 200
     back = to_sftrace(chain, tmp_path / "back" / "again.sftrace").path
     assert (back / "events.jsonl").read_bytes() == (bundle / "events.jsonl").read_bytes()
+
+
+def deep() -> Any:
+    """A list in a list, ten thousand times."""
+    value: Any = []
+    for _ in range(10_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1e16, 1e20, -0.0, 1.0, 2**53 + 1, 1234567890123456789, 2**70, math.inf, -math.inf, "a\u2028b\x85c\x0b", "e\u0301",
+     {"$blob": "mine", "é": 1, "e\u0301": 2}, {"b": 1.0, "a": [1e21]}, (1, {2}), b"\x00\xff", "x" * 20_000],
+    ids=lambda value: ascii(value)[:30],
+)  # fmt: skip
+def test_values_that_a_chain_spells_otherwise_come_back(value: Any, tmp_path: Path, oracle: Verify) -> None:
+    """Cases D03, D09, D10 and D12: arguments match, results have their type and order."""
+
+    @trace_tool
+    def same(given: Any) -> Any:
+        return given
+
+    path = tmp_path / "run.flight"
+    recorded(path, lambda: repr(same(value)))
+    assert oracle(path) is None
+    with ReplaySession.from_trace(path) as session:
+        assert repr(same(value)) == repr(value)
+        session.verify_complete()
+    if value == 1234567890123456789:
+        assert b"1234567890123456789" in (path / "events.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("made", [lambda: math.nan, deep])
+def test_nan_and_what_is_too_deep_are_recorded(made: Callable[[], Any], tmp_path: Path, oracle: Verify) -> None:
+    """Cases D08 and D09."""
+
+    @trace_tool
+    def count(given: Any) -> int:
+        return 1
+
+    path = tmp_path / "run.flight"
+    recorded(path, lambda: count(made()))
+    assert oracle(path) is None
+    with ReplaySession.from_trace(path):
+        assert count(made()) == 1

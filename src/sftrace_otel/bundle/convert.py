@@ -34,7 +34,7 @@ from sftrace_otel.bundle.store import FolderStore, Store
 from sftrace_otel.bundle.write import reporting, require_free
 from sftrace_otel.core.redact import RedactionPolicy
 from sftrace_otel.errors import TraceStorageError
-from sftrace_otel.formats import flight, sidecars
+from sftrace_otel.formats import canonical, flight, sidecars
 from sftrace_otel.formats.sftrace import UNSET_TIME, EventBase
 from sftrace_otel.version import __version__
 
@@ -405,8 +405,6 @@ def _payload(event: EventBase | None, name: str) -> bytes:
 
 
 def _hash(event: EventBase, name: str) -> str:
-    from sftrace_otel.formats import canonical
-
     return canonical.digest(getattr(event, name))
 
 

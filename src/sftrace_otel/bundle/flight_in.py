@@ -32,7 +32,7 @@ from sftrace_otel.bundle.flight_out import (
     llm_input,
     moved_span,
 )
-from sftrace_otel.bundle.records import NOTHING, Begin, End, Head, Single
+from sftrace_otel.bundle.records import NOTHING, Begin, End, Head, Single, record_of
 from sftrace_otel.bundle.recover import is_sane
 from sftrace_otel.core.mapping import dialects
 from sftrace_otel.core.mapping.http import http_name
@@ -111,7 +111,6 @@ class Unchained:
         self._start_id: str | None = None
         self._closing: Closing | None = None
         self._failure: tuple[str, str] | None = None
-        self._open_ids: set[int] = set()
 
     def read(self, events: Iterable[flight.FlightEvent], name: str) -> Loaded:
         """Tell of all events; `name` is what the run is called where the chain does not say it.
@@ -283,8 +282,8 @@ class Unchained:
         assert self._head is not None
         head = self._head
         obstacles: list[dict[str, str]] = []
-        if self._closing is None and self._open_ids:
-            what = f"{len(self._open_ids)} calls have no result in the chain"
+        if self._closing is None and self._calls:
+            what = f"{len(self._calls)} calls have no result in the chain"
             obstacles.append({"kind": "open_calls", "what": what, "do": "expect replay to stop at them"})
         return {
             "schema_version": "1",
@@ -333,15 +332,16 @@ class Unchained:
             else:
                 value = self._plain(event.body)
             raw = _text_of(value, str(told.get("h")))
-        begin = msgspec.convert(
-            {**told, "m": event.t_mono_ns, "w": _unix_ns(event.t_wall), "p": None}, _BeginForm, strict=False
-        ).begin(raw)
+        begin = record_of("b", self._timed(told, event), raw)
+        assert isinstance(begin, Begin)
         call = self._calls[begin.n] = _Call(begin.n, begin, True)
         self._next = max(self._next, begin.n)
         self._goes_out(call, event, extra.get("wire"))
         self._at[event.seq] = begin.n
         self._take(begin)
-        self._open_ids.add(begin.n)
+
+    def _timed(self, told: Mapping[str, Any], event: flight.FlightEvent) -> dict[str, Any]:
+        return {**told, "m": event.t_mono_ns, "w": _unix_ns(event.t_wall)}
 
     def _goes_out(self, call: _Call, event: flight.FlightEvent, wire: object) -> None:
         """The request of an attempt, kept for the row that its answer makes."""
@@ -434,11 +434,10 @@ class Unchained:
         if told.get("id") is not None:
             given = self._given(event.body, "output", extra)
             raw = given if given is not None else _text_of(derived, str(told.get("h")))
-        form = {**told, "m": event.t_mono_ns, "w": _unix_ns(event.t_wall), "p": None}
-        end = msgspec.convert(form, _EndForm, strict=False).end_of(raw)
+        end = record_of("e", self._timed(told, event), raw)
+        assert isinstance(end, End)
         self._at[event.seq] = end.n
         self._calls.pop(end.n, None)
-        self._open_ids.discard(end.n)
         self._take(end)
 
     def _error(self, event: flight.FlightEvent, extra: Mapping[str, Any]) -> None:
@@ -470,8 +469,7 @@ class Unchained:
             call = self._begin_theirs(event, "llm", asked.endpoint.method, prepared, more)
             call.endpoint = asked.endpoint
         else:
-            given = {"method": method, "url": clean, "headers": headers, "body": http_input({}, text)}
-            given["body"] = (given["body"] or {}).get("body") if isinstance(given["body"], dict) else None
+            given = http_input({"method": method, "url": clean, "headers": headers}, text)
             call = self._begin_theirs(event, "http", http_name(method, clean), self._prepared(given), {})
         shown, _ = self._policy.redact_document(text) if isinstance(text, str) else (None, False)
         call.sent = {"method": method, "url": clean, "headers": self._headers(headers), "body": shown}
@@ -502,7 +500,6 @@ class Unchained:
         )
         call = self._calls[begin.n] = _Call(begin.n, begin, False)
         self._at[event.seq] = begin.n
-        self._open_ids.add(begin.n)
         self._take(begin)
         return call
 
@@ -539,7 +536,6 @@ class Unchained:
         for call in [one for one in self._calls.values() if not one.ours and one.answered]:
             self._end_theirs(call)
             del self._calls[call.n]
-            self._open_ids.discard(call.n)
 
     def _end_theirs(self, call: _Call) -> None:
         prepared, model = call.tool_output, None
@@ -678,60 +674,6 @@ class Unchained:
             self._to.blob(self._blob(str(stored["$blob"])))
             return dict(stored)
         return text
-
-
-class _BeginForm(msgspec.Struct):
-    """The members of a `Begin` as an event holds them."""
-
-    n: int
-    id: str
-    m: int
-    w: int
-    kind: str
-    name: str
-    h: str
-    parent: str | None = None
-    provider: str | None = None
-    model: str | None = None
-    policy: str = "frozen"
-    lineage: str | None = None
-    trace: str | None = None
-    span: str | None = None
-    r: list[tuple[str, str]] = []
-    tags: dict[str, str] = {}
-    cut: bool = False
-
-    def begin(self, raw: bytes) -> Begin:
-        form = {name: getattr(self, name) for name in self.__struct_fields__}
-        return Begin(p=msgspec.Raw(raw), **form)
-
-
-class _EndForm(msgspec.Struct):
-    """The members of an `End` as an event holds them."""
-
-    n: int
-    m: int
-    w: int
-    end: str
-    id: str | None = None
-    h: str | None = None
-    status: str = "ok"
-    model: str | None = None
-    tokens: tuple[int | None, int | None, int | None] = (None, None, None)
-    error: dict[str, Any] | None = None
-    error_id: str | None = None
-    r: list[tuple[str, str]] = []
-    tags: dict[str, str] = {}
-    extra: dict[str, Any] = {}
-    cut: bool = False
-    cost: Any = None
-
-    def end_of(self, raw: bytes) -> End:
-        from decimal import Decimal
-
-        form = {name: getattr(self, name) for name in self.__struct_fields__}
-        form["cost"] = None if self.cost is None else Decimal(str(self.cost))
-        return End(p=msgspec.Raw(raw) if self.id is not None else NOTHING, **form)
 
 
 _HANDLERS: dict[str, Callable[[Unchained, flight.FlightEvent, Mapping[str, Any]], None]] = {

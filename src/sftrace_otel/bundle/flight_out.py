@@ -23,13 +23,13 @@ import msgspec
 import orjson
 
 from sftrace_otel.bundle.build import Closing, timestamp
-from sftrace_otel.bundle.flight import FlightWriter
+from sftrace_otel.bundle.flight import SPILL_BYTES, FlightWriter
 from sftrace_otel.bundle.records import Begin, End, Head, Single
 from sftrace_otel.errors import CanonicalizationError
 from sftrace_otel.formats import Json, canonical, flight
 
 __all__ = [
-    "EXACT", "EXTRA", "JSON_MEDIA", "SPILL", "Projection", "digest_of", "http_input", "http_output", "json_of",
+    "EXACT", "EXTRA", "JSON_MEDIA", "Projection", "digest_of", "http_input", "http_output", "json_of",
     "llm_input", "moved_span",
 ]  # fmt: skip
 
@@ -39,8 +39,6 @@ EXACT = "_json"
 """What a member is called that holds the exact JSON text of another one."""
 JSON_MEDIA = "application/json"
 """Media type of a blob that holds the canonical JSON of a payload (profile `stepfork-json-v0.1`)."""
-SPILL = 16 * 1024
-"""Payloads and bodies of more bytes go into blobs."""
 
 _PARENTS = 65_536
 """Ended calls that are remembered, for what is called below them later."""
@@ -299,7 +297,7 @@ class Projection:
 
     def _payload(self, body: dict[str, Any], member: str, raw: bytes, extra: dict[str, Any]) -> None:
         """Put a payload into `body`, with its exact text into `extra` where its value alone would not give it back."""
-        if len(raw) > SPILL:
+        if len(raw) > SPILL_BYTES:
             body[member] = self._blob(raw, JSON_MEDIA)
             return
         value = canonical.loads(raw)
@@ -318,7 +316,7 @@ class Projection:
         self, body: dict[str, Any], raw: bytes, names: tuple[str, ...], member: str, extra: dict[str, Any]
     ) -> None:
         """Put the members of an HTTP payload into `body`; one of another shape as a whole."""
-        value = canonical.loads(raw) if len(raw) <= SPILL else None
+        value = canonical.loads(raw) if len(raw) <= SPILL_BYTES else None
         if not isinstance(value, dict) or not set(value) <= set(names):
             self._payload(body, member, raw, extra)
             return
@@ -330,7 +328,7 @@ class Projection:
         """A wire body: exact text, or the blob that it is in already."""
         if isinstance(stored, Mapping):
             return flight.Stored(stored)
-        if isinstance(stored, str) and len(stored) > SPILL:
+        if isinstance(stored, str) and len(stored) > SPILL_BYTES:
             return self._blob(stored.encode(), _media(headers))
         return stored
 

@@ -130,7 +130,7 @@ class Journal:
         if file is None:
             file = self._files[sidecar] = self._open(f"{sidecar}.jsonl")
             line = sidecars.header(sidecar) + b"\n" + line
-        self.size += _write(file, line)
+        self.size += append_to(file, line)
 
     def sent(self, call: int, row: Mapping[str, object]) -> None:
         """A request goes out; it is in the row that its exchange will have."""
@@ -145,7 +145,7 @@ class Journal:
             scratch = path.with_suffix(".part")
             file = os.open(scratch, _NEW | os.O_TRUNC, 0o600)
             try:
-                self.size += _write(file, data)
+                self.size += append_to(file, data)
                 if self._sync:
                     os.fsync(file)
             finally:
@@ -229,9 +229,6 @@ def append_to(file: int, data: bytes) -> int:
     if done != len(data):
         _write_rest(file, data, done)
     return len(data)
-
-
-_write = append_to
 
 
 def _write_rest(file: int, data: bytes, done: int) -> None:

@@ -8,6 +8,7 @@ of its own for the head (two files to be torn apart), and a checksum for each re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -103,3 +104,13 @@ class Head(msgspec.Struct, tag_field="k", tag="h", gc=False, omit_defaults=True)
 Record = Head | Begin | End | Single
 decode = msgspec.json.Decoder(Record).decode
 encode = msgspec.json.Encoder().encode
+
+
+def record_of(tag: str, members: Mapping[str, Any], payload: bytes) -> Record:
+    """The record of that tag with `members`, plain JSON values, and the payload `p`; empty where there is none.
+
+    Raises:
+        msgspec.MsgspecError: The members are of other types.
+    """
+    given = {"p": msgspec.Raw(payload)} if payload else {}
+    return decode(encode({**members, "k": tag, **given}))

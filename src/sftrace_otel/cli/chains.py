@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from sftrace_otel.cli.text import clean, note, say, say_json
+from sftrace_otel.cli.text import clean, say_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _SHOWN = 5
 def run(arguments: argparse.Namespace, path: Path) -> int:
     """Verify the bundle at `path` and print."""
     from sftrace_otel.bundle.flight import verify_flight
-    from sftrace_otel.cli.sign import checked, outcome, told
-    from sftrace_otel.cli.validate import FAILED, signature_lines, with_signature
+    from sftrace_otel.cli.sign import checked, outcome
+    from sftrace_otel.cli.validate import show, with_signature
 
     result = verify_flight(path, strict=arguments.strict)
     signed, required = checked(arguments, path), arguments.require_signature
@@ -41,16 +41,7 @@ def run(arguments: argparse.Namespace, path: Path) -> int:
     if arguments.json:
         say_json(with_signature(_document(path, result), signed, code))
         return code
-    *lines, verdict = _report(path, result)
-    say(
-        *lines[:-1],
-        *([told(signed, required=required)] if signed else []),
-        "",
-        verdict if code == result.exit_code else FAILED,
-    )
-    note(*(f"sftrace {arguments.verb}: {line}" for line in _findings(result.findings)))
-    note(*(f"sftrace {arguments.verb}: {clean(line)}" for line in signature_lines(signed)))
-    note(*(f"sftrace {arguments.verb}: warning: {clean(warning)}" for warning in result.warnings))
+    show(arguments, _report(path, result), result.exit_code, signed, _findings(result.findings), result.warnings)
     return code
 
 

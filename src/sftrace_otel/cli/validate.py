@@ -15,7 +15,7 @@ from sftrace_otel.cli.text import clean, note, say, say_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from sftrace_otel.bundle.read import Validation
@@ -95,17 +95,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         say_json(with_signature(_document(path, result), signed, code))
         return code
-    *lines, verdict = _report(path, result, verify=arguments.verify_integrity)
-    say(
-        *lines[:-1],
-        *([told(signed, required=required)] if signed else []),
-        "",
-        verdict if code == result.exit_code else FAILED,
-    )
-    note(*(f"sftrace {arguments.verb}: {line}" for line in _findings(result.issues)))
-    note(*(f"sftrace {arguments.verb}: {clean(line)}" for line in signature_lines(signed)))
-    note(*(f"sftrace {arguments.verb}: warning: {clean(warning)}" for warning in result.warnings))
+    report = _report(path, result, verify=arguments.verify_integrity)
+    show(arguments, report, result.exit_code, signed, [*_findings(result.issues)], result.warnings)
     return code
+
+
+def show(
+    arguments: argparse.Namespace,
+    report: Sequence[str],
+    exit_code: int,
+    signed: SignatureReport | None,
+    findings: Iterable[str],
+    warnings: Iterable[str],
+) -> None:
+    """Print a validation, whose last line is the verdict, with its signature where that was asked for."""
+    required = arguments.require_signature
+    *lines, verdict = report
+    held = outcome(signed, required=required, exit_code=exit_code) == exit_code
+    say(*lines[:-1], *([told(signed, required=required)] if signed else []), "", verdict if held else FAILED)
+    note(*(f"sftrace {arguments.verb}: {line}" for line in findings))
+    note(*(f"sftrace {arguments.verb}: {clean(line)}" for line in signature_lines(signed)))
+    note(*(f"sftrace {arguments.verb}: warning: {clean(warning)}" for warning in warnings))
 
 
 def with_signature(document: dict[str, object], signed: SignatureReport | None, code: int) -> dict[str, object]:

@@ -217,8 +217,7 @@ class Exchange:
         else:
             self.call = self._begin_http(body)
         if self.call is not None and self.recorder.takes_requests(self.call):
-            sent = self.sent if isinstance(self.sent, bytes) else body
-            self.recorder.sent(self.call, self._sent_row(self.call.run.mono0), sent or None, self._vouched)
+            self.recorder.sent(self.call, self._sent_row(self.call.run.mono0), bytes(self.sent) or None, self._vouched)
 
     def _begin_http(self, body: bytes) -> Call | None:
         seen: list[Vouched] = []
