@@ -185,6 +185,19 @@ def test_both_formats_hold_the_same_run(tmp_path: Path, server: str, monkeypatch
     assert [one.path.name for one in list_bundles(tmp_path)].count("run.flight") == 0, "it is the run of the .sftrace"
 
 
+def test_neither_of_two_bundles_is_put_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "run.flight", lambda: price("lamp"))
+    before = (tmp_path / "run.flight" / "events.jsonl").read_bytes()
+    monkeypatch.setenv("OTEL_SFTRACE_FORMATS", "sftrace,flight")
+    recorder.release()
+    with record("flyer", output=tmp_path / "run.sftrace") as session:
+        price("desk")
+    assert session.path is not None and session.path.name != "run.sftrace"
+    assert verify_flight(session.path.with_suffix(".flight")).valid
+    assert (tmp_path / "run.flight" / "events.jsonl").read_bytes() == before
+    assert not list(tmp_path.glob(".*.journal"))
+
+
 def test_a_fault_of_the_chain_costs_the_sftrace_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

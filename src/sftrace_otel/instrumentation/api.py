@@ -126,7 +126,10 @@ class RecordingSession:
 
     def _free_path(self, recorder: Recorder) -> Path | None:
         path = self.output_path
-        if path is None or self._overwrite or not os.path.lexists(path):
+        if path is None or self._overwrite:
+            return path
+        places = {path, path.with_suffix(".flight")} if "flight" in recorder.settings.formats else {path}
+        if not any(map(os.path.lexists, places)):
             return path
         free = path.with_name(f"{path.stem}-{os.urandom(4).hex()}{path.suffix}")
         recorder.say(f"sftrace: {path} exists; recording to {free} (overwrite=True replaces a bundle)")
