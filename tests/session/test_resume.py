@@ -400,3 +400,11 @@ def test_what_our_own_redaction_took_out_just_now_goes_out_whole(build: Any) -> 
     session = resuming([])
     assert session.decide(new(build, "0", {"card": MARK}), redacted=["/card"]).action == "live"
     assert told(session).carried == 0
+
+
+@pytest.mark.parametrize("text", ["tool:mail=stub:{hunter2", "tool:mail=live:hunter2", "mail=stub:hunter2"])
+def test_a_refused_policy_shows_no_answer(text: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        Policy.read(text)
+    assert "hunter2" not in str(refused.value)
+    assert "mail" in str(refused.value)

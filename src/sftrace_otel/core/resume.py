@@ -25,7 +25,7 @@ from sftrace_otel.core.lookup import LiveCall
 from sftrace_otel.core.match import marks_in
 from sftrace_otel.core.plan import Outcome, RecordedCall
 from sftrace_otel.errors import ReplayPolicyError, SettingsError
-from sftrace_otel.formats import Json
+from sftrace_otel.formats import Json, canonical
 
 __all__ = [
     "ACTIONS",
@@ -81,16 +81,17 @@ class Policy(NamedTuple):
         kind, colon, rest = text.strip().partition(":")
         pattern, equals, said = rest.partition("=")
         action, given, answer = said.partition(":")
+        shown = canonical.printable(text.partition("=")[0])  # the answer of a stub may hold a secret
         if kind not in KINDS or not (colon and equals and pattern) or action not in ACTIONS:
             raise SettingsError(
-                f"policy {text!r}: write it as KIND:NAME=POLICY, KIND one of {', '.join(KINDS)}, POLICY one of "
+                f"policy {shown}: write it as KIND:NAME=POLICY, KIND one of {', '.join(KINDS)}, POLICY one of "
                 f"{', '.join(ACTIONS)}, as in tool:refund=live or http:api.example.com=ask"
             )
         if not given:
             return cls(kind, pattern, action)
         if action != "stub":
-            raise SettingsError(f"policy {text!r}: only a stub is given an answer")
-        return cls(kind, pattern, action, Stub(_answer(answer, text), given=True))
+            raise SettingsError(f"policy {shown}: only a stub is given an answer")
+        return cls(kind, pattern, action, Stub(_answer(answer, shown), given=True))
 
     def fits(self, live: LiveCall) -> bool:
         """Whether it is about this call."""
@@ -106,7 +107,7 @@ def _answer(text: str, policy: str) -> Json:
     try:
         return json.loads(text)  # type: ignore[no-any-return]
     except ValueError as fault:
-        raise SettingsError(f"policy {policy!r}: the answer is no JSON: {fault}") from None
+        raise SettingsError(f"policy {policy}: the answer is no JSON: {fault}") from None
 
 
 def _names(live: LiveCall) -> tuple[str, ...]:
