@@ -299,6 +299,14 @@ def test_d12_canonical_forms_read_back_to_themselves(p: Path) -> None:
     check(p)
 
 
+def test_d12_a_recorded_chain_verifies(p: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SFTRACE_FORMATS", "sftrace,flight")
+    with rec(p):
+        tool(lambda x: x)(1e20)
+    assert cli("verify", p.with_suffix(".flight")).code == 0
+    check(p)
+
+
 def test_d12_a_flight_record_verifies_what_it_wrote(p: Path) -> None:
     place = p.with_suffix(".flight")
     numbers = [1e16, 1e20, 9007199254740992.0, -3.5e18]
